@@ -1,0 +1,149 @@
+"""Every setting of tileloom: typed, grouped, settable from Python or by `TILELOOM_*` variables.
+
+>>> from tileloom import knobs
+>>> with knobs.scope({"dispatch.warn": False}):
+...     assert knobs.get("dispatch.warn") is False
+
+The only module that reads the environment; it does so when a knob is first asked for, never at
+import. A leaf module: it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+def _read_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in _TRUE | _FALSE:
+        raise ValueError("one of 1, true, yes, on, 0, false, no, off")
+    return word in _TRUE
+
+
+def _read_path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError("a folder's path")
+    return Path(text).expanduser()
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "tileloom"
+
+
+class KnobError(ValueError):
+    """A setting does not exist, or its environment variable holds a text that cannot be read."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting: its type, its default, the variable that sets it, and what it does."""
+
+    name: str
+    variable: str
+    default: Callable[[], Any]
+    read: Callable[[str], Any]
+    kind: str
+    help: str
+
+
+KNOBS: dict[str, Knob] = {
+    knob.name: knob
+    for knob in (
+        Knob("cache.dir", "TILELOOM_CACHE_DIR", _default_cache_dir, _read_path, "path",
+             "Folder for everything that tileloom keeps between runs."),
+        Knob("log.levels", "TILELOOM_LOGS", lambda: "", str, "text",
+             "Loggers to show, in the grammar of TORCH_LOGS: +dispatch,compile,-bench."),
+        Knob("dispatch.warn", "TILELOOM_DISPATCH_WARN", lambda: True, _read_bool, "bool",
+             "Warn once when a call takes a backend that costs more than 20 % over the best."),
+    )
+}  # fmt: skip
+
+_set: dict[str, Any] = {}
+
+
+def _unknown(name: str) -> KnobError:
+    near = difflib.get_close_matches(name, KNOBS, n=1)
+    hint = f" Did you mean '{near[0]}'?" if near else f" Known knobs: {', '.join(sorted(KNOBS))}."
+    return KnobError(f"knobs: there is no knob '{name}'.{hint}")
+
+
+def get(name: str) -> Any:
+    """Return the value of a knob: set from Python, else from the environment, else its default.
+
+    Args:
+        name: For example ``"cache.dir"``.
+
+    Returns:
+        The value, of the knob's own type.
+
+    Raises:
+        KnobError: If there is no such knob, or its variable holds a text that cannot be read.
+    """
+    knob = KNOBS.get(name)
+    if knob is None:
+        raise _unknown(name)
+    if name in _set:
+        return _set[name]
+    text = os.environ.get(knob.variable)
+    if text is None:
+        return knob.default()
+    try:
+        return knob.read(text)
+    except ValueError as error:
+        raise KnobError(
+            f"knobs: {knob.variable}={text!r} cannot be read; it must be {error}. "
+            f"Try: unset {knob.variable}, or give it such a value."
+        ) from None
+
+
+def set(name: str, value: Any) -> None:
+    """Set a knob for this process, over its environment variable.
+
+    Args:
+        name: For example ``"dispatch.warn"``.
+        value: A value of the knob's type.
+
+    Raises:
+        KnobError: If there is no such knob.
+    """
+    if name not in KNOBS:
+        raise _unknown(name)
+    _set[name] = value
+
+
+@contextlib.contextmanager
+def scope(values: Mapping[str, Any]) -> Iterator[None]:
+    """Set knobs inside a `with` block and give the old values back at its end.
+
+    Args:
+        values: Knob names and their values.
+    """
+    before = dict(_set)
+    try:
+        for name, value in values.items():
+            set(name, value)
+        yield
+    finally:
+        _set.clear()
+        _set.update(before)
+
+
+def unknown_variables() -> dict[str, str | None]:
+    """Find `TILELOOM_*` variables in the environment that no knob reads.
+
+    Returns:
+        For each such variable the nearest known one, or None.
+    """
+    known = [knob.variable for knob in KNOBS.values()]
+    found = [v for v in os.environ if v.startswith("TILELOOM_") and v not in known]
+    return {v: next(iter(difflib.get_close_matches(v, known, n=1)), None) for v in found}

@@ -1,0 +1,41 @@
+"""Named loggers under `tileloom`, silent until asked for.
+
+`TILELOOM_LOGS` (or `knobs.log.levels`) takes a comma list in the grammar of `TORCH_LOGS`:
+``dispatch`` shows INFO of that logger, ``+dispatch`` DEBUG, ``-dispatch`` only errors.
+A leaf module: it imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_ROOT = logging.getLogger("tileloom")
+_ROOT.addHandler(logging.NullHandler())
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger `tileloom.<name>`.
+
+    Args:
+        name: A part of the package, such as ``"dispatch"`` or ``"compile"``.
+
+    Returns:
+        The standard library's logger; no handler is added to it.
+    """
+    return _ROOT.getChild(name)
+
+
+def configure(spec: str) -> None:
+    """Show log messages on stderr as a comma list of names says.
+
+    Args:
+        spec: For example ``"+dispatch,compile,-bench"``. An empty text changes nothing.
+    """
+    names = [part.strip() for part in spec.split(",") if part.strip()]
+    if names and not any(type(h) is logging.StreamHandler for h in _ROOT.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        _ROOT.addHandler(handler)
+    for name in names:
+        level = {"+": logging.DEBUG, "-": logging.ERROR}.get(name[0], logging.INFO)
+        get_logger(name.lstrip("+-")).setLevel(level)
