@@ -1,0 +1,143 @@
+"""The small machinery that operators share: registration, and a dispatch that can be inspected."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tileloom import knobs, log
+from tileloom.errors import GradientError
+
+_LIB = torch.library.Library("tileloom", "FRAGMENT")
+_log = log.get_logger("dispatch")
+
+
+class PerformanceWarning(UserWarning):
+    """A call takes a backend that costs more than 20 % over the best one, for a stated reason."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which backend runs a problem, and why.
+
+    Attributes:
+        op: The operator's name.
+        backend: The backend that runs.
+        config: Its frozen config.
+        source: What decided: ``"explicit"``, ``"table"``, ``"tuned"`` or ``"rule"``.
+        refused: For each backend that was asked and refused, its reasons.
+        problem: The problem itself.
+    """
+
+    op: str
+    backend: str
+    config: Any
+    source: str
+    refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    problem: Any = None
+
+
+_records: contextvars.ContextVar[tuple[list[Choice], ...]] = contextvars.ContextVar(
+    "tileloom_choices", default=()
+)
+
+
+@contextlib.contextmanager
+def record_choices() -> Iterator[list[Choice]]:
+    """Collect the dispatch decision of every operator call inside a `with` block.
+
+    Yields:
+        A list that grows by one `Choice` a call, in order.
+    """
+    made: list[Choice] = []
+    token = _records.set((*_records.get(), made))
+    try:
+        yield made
+    finally:
+        _records.reset(token)
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_once(text: str) -> None:
+    warnings.warn(text, PerformanceWarning, stacklevel=4)
+
+
+def announce(choice: Choice, *, slower_than: str | None = None) -> None:
+    """Make a dispatch decision visible: to `record_choices`, the log, and as a warning if slow.
+
+    Args:
+        choice: The decision.
+        slower_than: The backend that would have been more than 20 % faster, if it refused.
+    """
+    for made in _records.get():
+        made.append(choice)
+    _log.info("%s: %s by %s: %s", choice.op, choice.backend, choice.source, choice.config)
+    if slower_than is not None and knobs.get("dispatch.warn"):
+        why = "; ".join(choice.refused[slower_than])
+        _warn_once(
+            f"{choice.op}: the {choice.backend} backend runs where {slower_than} would be more "
+            f"than 20 % faster, because: {why}."
+        )
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; it is not imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def device_guard(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make the tensor's GPU the current one inside a `with` block; nothing on the CPU."""
+    if tensor.is_cuda:
+        return torch.cuda.device(tensor.device)
+    return contextlib.nullcontext()
+
+
+def register(
+    schema: str,
+    impl: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    no_gradient: str,
+) -> torch._ops.OpOverload:
+    """Define `tileloom::<schema>` with an implementation and a fake, and refuse gradients.
+
+    Args:
+        schema: The operator's schema without its namespace.
+        impl: Runs it, on CPU and GPU tensors alike.
+        fake: Gives outputs of the right shape, dtype and strides, without data.
+        no_gradient: The sentence of the `GradientError` when a gradient is asked for.
+
+    Returns:
+        The registered overload.
+    """
+    name = schema.split("(", 1)[0]
+    _LIB.define(schema, tags=[torch.Tag.needs_fixed_stride_order])
+    for key in ("CPU", "CUDA"):
+        _LIB.impl(name, impl, key)
+    torch.library.register_fake(f"tileloom::{name}", fake, lib=_LIB)
+    op = getattr(torch.ops.tileloom, name).default
+
+    def at_autograd(*args: Any) -> Any:
+        if needs_gradient(args):
+            raise GradientError(no_gradient)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+
+    _LIB.impl(name, at_autograd, "Autograd")
+    return op
+
+
+def needs_gradient(tensors: Sequence[Any]) -> bool:
+    """Whether grad mode is on and one of the tensors requires a gradient."""
+    return torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
+    )

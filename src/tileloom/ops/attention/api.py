@@ -1,0 +1,255 @@
+"""The public function `attention`: checks its arguments, then calls `tileloom::attention_fwd`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tileloom.errors import (
+    DeviceError,
+    DtypeError,
+    GradientError,
+    OptionError,
+    ShapeError,
+    UnsupportedError,
+)
+from tileloom.ops._op import needs_gradient
+from tileloom.ops.attention.autograd import NO_GRADIENT, attention_fwd
+from tileloom.ops.attention.config import AttentionConfig
+from tileloom.ops.attention.masks import Band, Mask, causal, dense
+
+_CONFIGS = ("ReferenceConfig", "TritonConfig", "GluonSm90Config")
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: Mask | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    scores: None = None,
+    return_lse: bool = False,
+    config: AttentionConfig | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Compute softmax attention of queries over keys and values.
+
+    Math: `O = softmax(scale * Q K^T + bias) V` over the keys that the mask shows; the softmax and
+    the sums are in float32.
+    Equivalent: `torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)`.
+
+    Args:
+        q: Queries, `[B, Hq, Lq, D]`, float16, bfloat16 or float32 (float64 by the reference), any
+            strides: `[B, L, H, D].transpose(1, 2)` costs no copy.
+        k: Keys, `[B, Hkv, Lk, D]`, dtype and device of q; Hkv divides Hq.
+        v: Values, `[B, Hkv, Lk, Dv]`, dtype and device of q.
+        mask: A bool tensor that broadcasts to `[B, Hq, Lq, Lk]` (True = visible), or a value of
+            `tileloom.masks`.
+        bias: Added to the scaled scores: a floating tensor that broadcasts to `[B, Hq, Lq, Lk]`,
+            any strides.
+        is_causal: Means `mask & masks.causal("top_left")`.
+        scale: Multiplier of the scores; default `1 / sqrt(D)`.
+        dropout_p: Only 0.0 as yet.
+        scores: Only None as yet.
+        return_lse: Whether to return the log-sum-exp of each row as well.
+        config: Forces a backend: a `ReferenceConfig`, `TritonConfig` or `GluonSm90Config` of
+            `tileloom.ops.attention.config`. Default: the fastest that takes the problem.
+
+    Returns:
+        Output `[B, Hq, Lq, Dv]` in q's dtype; it lies in memory in q's order of dimensions
+        (`[B, Lq, Hq, Dv]` when q does). With `return_lse` also `[B, Hq, Lq]`: float32 (float64 for
+        float64 inputs), the natural logarithm of the sum of exponentials. A row that sees no key
+        gives 0 and -inf. A key that no query sees may hold anything, NaN included.
+
+    Raises:
+        ShapeError: If sizes do not fit each other.
+        DtypeError: If dtypes differ or are not supported.
+        DeviceError: If the tensors lie on different devices.
+        OptionError: If an option is out of range.
+        GradientError: If a gradient is asked for: the backward is not there yet.
+        ConfigError: If `config` cannot run the problem; it lists the reasons.
+        UnsupportedError: If no backend can; it lists the reasons of each.
+
+    Memory: the outputs; the reference backend three tensors `[B, Hq, Lq, Lk]` more.
+    Determinism: bitwise repeatable in every backend on a GPU.
+    Gradients: none yet; `attention_reference` is differentiable.
+    Hardware: fast on Hopper (sm_90); portable kernel from sm_80 on; the CPU by the reference.
+    Source: FlashAttention (arXiv 2205.14135, 2307.08691, 2407.08608); `mem_eff_attention`.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 1, 2, 16, 32).unbind(0)
+        >>> attention(q, k, v, is_causal=True).shape
+        torch.Size([1, 2, 16, 32])
+    """
+    shown = _resolve_mask(mask, is_causal)
+    _check_tensors(q, k, v)
+    _check_extras(q, k, shown, bias)
+    scale = _check_options(q, scale, dropout_p, scores, config)
+    if needs_gradient((q, k, v, bias)):
+        raise GradientError(NO_GRADIENT)
+    band = shown.band
+    out, lse = attention_fwd(
+        q,
+        k,
+        v,
+        shown.visible,
+        bias,
+        shown.lengths,
+        band.left_top,
+        band.right_top,
+        band.left_bottom,
+        band.right_bottom,
+        scale,
+        "" if config is None else config.encode(),
+    )
+    return (out, lse) if return_lse else out
+
+
+def _resolve_mask(mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:
+    if mask is None:
+        shown = Mask(Band())
+    elif isinstance(mask, torch.Tensor):
+        shown = dense(mask)
+    elif isinstance(mask, Mask):
+        shown = mask
+    else:
+        raise OptionError(
+            f"attention: mask is a {type(mask).__name__}; it must be a bool tensor, a value of "
+            "tileloom.masks, or None."
+        )
+    return shown & causal() if is_causal else shown
+
+
+def _table(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
+    rows = [("q", q), ("k", k), ("v", v)]
+    return "\n".join(
+        f"  {name}: shape {tuple(t.shape)}, {t.dtype}, {t.device}, strides {t.stride()}"
+        for name, t in rows
+    )
+
+
+def _shape_error(what: str, expected: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                 remedy: str) -> ShapeError:  # fmt: skip
+    return ShapeError(
+        f"attention: {what}.\n{_table(q, k, v)}\n  Expected: {expected}. Try: {remedy}."
+    )
+
+
+def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DtypeError(
+                f"attention: {name} is a {type(t).__name__}; it must be a torch.Tensor."
+            )
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if t.dim() != 4:
+            raise _shape_error(
+                f"{name} has {t.dim()} dimensions", "[B, H, L, D] for each of q, k and v", q, k, v,
+                f"{name}.unsqueeze(0) when it lacks the batch"
+            )  # fmt: skip
+        if not t.dtype.is_floating_point or t.dtype.itemsize < 2:
+            raise DtypeError(
+                f"attention: {name} has dtype {t.dtype}; supported: torch.float16, "
+                f"torch.bfloat16, torch.float32, torch.float64. Try: {name}.to(torch.bfloat16)."
+            )
+    for name, t in (("k", k), ("v", v)):
+        if t.dtype != q.dtype:
+            raise DtypeError(
+                f"attention: {name} has dtype {t.dtype}, q has {q.dtype}; they must be the same. "
+                f"Try: {name}.to(q.dtype)."
+            )
+        if t.device != q.device:
+            raise DeviceError(
+                f"attention: {name} is on {t.device}, q on {q.device}; they must be on the same "
+                f"device. Try: {name}.to(q.device)."
+            )
+        if t.shape[0] != q.shape[0]:
+            raise _shape_error(f"{name} has batch {t.shape[0]}, q has {q.shape[0]}",
+                               "the same B in q, k and v", q, k, v,
+                               f"{name}.expand(q.shape[0], -1, -1, -1) to share one")  # fmt: skip
+    if k.shape[1] != v.shape[1]:
+        raise _shape_error(f"k has {k.shape[1]} heads, v has {v.shape[1]}",
+                           "the same number of heads in k and v", q, k, v,
+                           "slice or expand the heads of one")  # fmt: skip
+    if (q.shape[1] % k.shape[1]) if k.shape[1] else q.shape[1]:
+        raise _shape_error(f"k has {k.shape[1]} heads, q has {q.shape[1]}",
+                           "Hq a multiple of Hkv (grouped heads)", q, k, v,
+                           "k.repeat_interleave(...) if the groups are uneven")  # fmt: skip
+    if k.shape[2] != v.shape[2]:
+        raise _shape_error(f"k has {k.shape[2]} keys, v has {v.shape[2]}",
+                           "the same Lk in k and v", q, k, v, "slice the longer one")  # fmt: skip
+    if k.shape[3] != q.shape[3]:
+        raise _shape_error(f"k has head dim {k.shape[3]}, q has {q.shape[3]}",
+                           "the same D in q and k (v's may differ)", q, k, v,
+                           "torch.nn.functional.pad(k, (0, D - k.shape[3]))")  # fmt: skip
+
+
+def _broadcasts(shape: torch.Size, full: tuple[int, ...]) -> bool:
+    if len(shape) > 4:
+        return False
+    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(full)))
+
+
+def _check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Tensor | None) -> None:
+    full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    if bias is not None and not bias.dtype.is_floating_point:
+        hint = "pass it as mask=" if bias.dtype is torch.bool else "bias.to(q.dtype)"
+        raise DtypeError(
+            f"attention: bias has dtype {bias.dtype}; supported: torch.float16, torch.bfloat16, "
+            f"torch.float32, torch.float64. Try: {hint}."
+        )
+    for name, t in (("mask", shown.visible), ("bias", bias)):
+        if t is not None and not _broadcasts(t.shape, full):
+            raise ShapeError(
+                f"attention: {name} has shape {tuple(t.shape)}, which does not broadcast to "
+                f"[B, Hq, Lq, Lk] = {full}. Try: {name}[:, None] when it lacks the heads."
+            )
+    if shown.lengths is not None and shown.lengths.shape[0] != q.shape[0]:
+        raise ShapeError(
+            f"attention: key_lengths has {shown.lengths.shape[0]} entries, q has batch "
+            f"{q.shape[0]}; it must have one entry for each sequence."
+        )
+    for name, t in (("mask", shown.visible), ("bias", bias), ("key_lengths", shown.lengths)):
+        if t is not None and t.device != q.device:
+            raise DeviceError(
+                f"attention: {name} is on {t.device}, q on {q.device}; they must be on the same "
+                f"device. Try: {name}.to(q.device)."
+            )
+
+
+def _check_options(
+    q: torch.Tensor,
+    scale: float | None,
+    dropout_p: float,
+    scores: object,
+    config: AttentionConfig | None,
+) -> float:
+    if not 0.0 <= dropout_p <= 1.0:
+        raise OptionError(f"attention: dropout_p is {dropout_p}; it must be in 0.0 .. 1.0.")
+    if dropout_p:
+        raise UnsupportedError(
+            f"attention: dropout_p is {dropout_p}; no backend has dropout yet, only 0.0 is "
+            "accepted. Try: dropout_p=0.0."
+        )
+    if scores is not None:
+        raise UnsupportedError(
+            f"attention: scores is {scores!r}; no backend changes the scores yet, only None is "
+            "accepted. Try: express it as bias=."
+        )
+    if config is not None and type(config).__name__ not in _CONFIGS:
+        raise OptionError(
+            f"attention: config is a {type(config).__name__}; it must be one of "
+            f"{', '.join(_CONFIGS)}, or None."
+        )
+    if scale is None:
+        return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
+    if isinstance(scale, torch.Tensor) or not math.isfinite(scale):
+        raise OptionError(
+            f"attention: scale is {scale!r}; it must be a finite number. Try: scale=None for "
+            "1 / sqrt(D)."
+        )
+    return float(scale)

@@ -1,0 +1,138 @@
+"""`tileloom::attention_fwd`: the schema, the fake, and the dispatch to a backend.
+
+There is no autograd formula yet: a gradient request is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tileloom.ops import _op
+from tileloom.ops.attention.config import (
+    AttentionConfig,
+    GluonSm90Config,
+    TritonConfig,
+    choose,
+    decode,
+)
+from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.problem import AttentionProblem, Layout
+from tileloom.ops.attention.reference import attention_reference
+from tileloom.target import target_of
+
+NO_GRADIENT = (
+    "attention: a gradient is asked for (one of q, k, v, bias requires grad), and the backward is "
+    "not there yet. Try: torch.no_grad() for inference, or "
+    "tileloom.ops.attention.reference.attention_reference, which is differentiable."
+)
+
+_SCHEMA = (
+    "attention_fwd(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
+    "SymInt? left_top, SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, "
+    "str config) -> (Tensor, Tensor)"
+)
+
+
+def empty_outputs(q: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the outputs: O in q's order of dimensions, LSE contiguous.
+
+    Args:
+        q: Queries, `[B, Hq, Lq, D]`.
+        v: Values, `[B, Hkv, Lk, Dv]`.
+
+    Returns:
+        O `[B, Hq, Lq, Dv]` in q's dtype, and LSE `[B, Hq, Lq]` in float32 (float64 for float64).
+    """
+    batch, heads, length, _ = q.shape
+    width = v.shape[3]
+    if q.stride(1) < q.stride(2):
+        out = q.new_empty((batch, length, heads, width)).transpose(1, 2)
+    else:
+        out = q.new_empty((batch, heads, length, width))
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return out, q.new_empty((batch, heads, length), dtype=wide)
+
+
+def _forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    left_top: int | None,
+    right_top: int | None,
+    left_bottom: int | None,
+    right_bottom: int | None,
+    scale: float,
+    config: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    band = Band(left_top, right_top, left_bottom, right_bottom)
+    target = target_of(q)
+    problem = AttentionProblem(
+        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
+        dtype=q.dtype,
+        scale=scale,
+        q=Layout.of(q),
+        k=Layout.of(k),
+        v=Layout.of(v),
+        band=band,
+        has_key_lengths=key_lengths is not None,
+        has_mask=mask is not None,
+        has_bias=bias is not None,
+    )
+    choice = choose(problem, target, decode(config))
+    fast_refused = "gluon_sm90" in choice.refused and target.capability == (9, 0)
+    is_slower = fast_refused and q.dtype in (torch.float16, torch.bfloat16)
+    _op.announce(choice, slower_than="gluon_sm90" if is_slower else None)
+    out, lse = empty_outputs(q, v)
+    if problem.is_empty:
+        out.zero_()
+        lse.fill_(float("-inf"))
+        return out, lse
+    run = _launcher(choice.config)
+    with _op.device_guard(q):
+        run(problem, choice.config, q, k, v, mask, bias, key_lengths, out, lse)
+    return out, lse
+
+
+def _launcher(config: AttentionConfig):  # noqa: ANN202
+    """Import the kernel of a backend, which loads Triton, only when it runs."""
+    if isinstance(config, GluonSm90Config):
+        from tileloom.ops.attention.kernel_gluon_sm90_fwd import launch_attention_fwd
+
+        return launch_attention_fwd
+    if isinstance(config, TritonConfig):
+        from tileloom.ops.attention.kernel_triton import launch_attention_fwd
+
+        return launch_attention_fwd
+    return _run_reference
+
+
+def _run_reference(
+    problem: AttentionProblem,
+    config: AttentionConfig,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    del config
+    shown = Mask(problem.band, key_lengths, mask)
+    results = attention_reference(
+        q, k, v, mask=shown, bias=bias, scale=problem.scale, return_lse=True
+    )
+    out.copy_(results[0])
+    lse.copy_(results[1])
+
+
+def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object):  # noqa: ANN202
+    del k, rest
+    return empty_outputs(q, v)
+
+
+attention_fwd = _op.register(_SCHEMA, _forward, _fake, no_gradient=NO_GRADIENT)
