@@ -16,9 +16,9 @@ import torch
 ELEMENT_FACTOR = 2.0
 ROW_FACTOR = 3.0
 WEAK_FACTOR = 10.0
-# An RMS over a handful of elements is a matter of luck, the baseline's as much as the kernel's: rows
-# shorter than this are joined with their neighbours. Right attention outputs of 8 x 257 rows were
-# rejected in 36, 23, 12 and 0 of 36 cases for rows of 1, 2, 4 and 8 elements; joined, never.
+# An RMS over a handful of elements is a matter of luck, the baseline's as much as the kernel's:
+# rows shorter than this are joined with their neighbours. Right attention outputs of 8 x 257 rows
+# were rejected in 36, 23, 12 and 0 of 36 cases for rows of 1, 2, 4 and 8 elements; joined, never.
 SHORTEST_ROW = 8
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
