@@ -1,0 +1,48 @@
+# `make demo` and `make test` do everything from a fresh clone; `make help` lists the rest.
+# PYTHON=/path/to/python3.11 chooses the interpreter for .venv. The settings of pip (PIP_INDEX_URL
+# and the like) are obeyed.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check setup clean
+.DELETE_ON_ERROR:
+
+VENV := .venv/.complete
+# Compiled against besides the version in .venv: what older GPU images have, and the newest.
+TRITONS := .triton-versions/3.6.0/triton/__init__.py .triton-versions/3.9.0/triton/__init__.py
+# Two workers, or none where there is one core.
+WORKERS := $(shell [ "$$(nproc)" -ge 2 ] && echo 2 || echo 0)
+PYTEST := .venv/bin/python -m pytest -n $(WORKERS)
+
+help:
+	@echo "make demo      set up, then run the demo (writes tileloom-demo/report.html)"
+	@echo "make test      set up, then run the test suite"
+	@echo "make test-all  the same with the long products: every kernel, architecture and Triton"
+	@echo "make check     formatting, lint, types, then the test suite"
+	@echo "make setup     only set up: .venv, and other Triton versions in .triton-versions"
+	@echo "make clean     remove both again"
+
+demo: $(VENV)
+	.venv/bin/python -m tileloom.cli.main demo
+
+test: $(VENV) $(TRITONS)
+	$(PYTEST) -m "not full"
+
+test-all: $(VENV) $(TRITONS)
+	$(PYTEST)
+
+check: $(VENV) $(TRITONS)
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/basedpyright
+	$(PYTEST) -m "not full"
+
+setup: $(VENV) $(TRITONS)
+
+clean:
+	rm -rf .venv .triton-versions
+
+$(VENV): pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON="$(PYTHON)" sh scripts/setup.sh venv
+
+.triton-versions/%/triton/__init__.py: | $(VENV)
+	@sh scripts/setup.sh triton $*
