@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def set(name: str, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def scope(values: Mapping[str, Any]) -> Iterator[None]:
+def scope(values: Mapping[str, Any]) -> Generator[None]:
     """Set knobs inside a `with` block and give the old values back at its end.
 
     Args:
@@ -144,6 +144,8 @@ def unknown_variables() -> dict[str, str | None]:
     Returns:
         For each such variable the nearest known one, or None.
     """
-    known = [knob.variable for knob in KNOBS.values()]
-    found = [v for v in os.environ if v.startswith("TILELOOM_") and v not in known]
-    return {v: next(iter(difflib.get_close_matches(v, known, n=1)), None) for v in found}
+    # Compared without the prefix that all share, which would make anything look near.
+    known = {knob.variable.removeprefix("TILELOOM_"): knob.variable for knob in KNOBS.values()}
+    found = [v for v in os.environ if v.startswith("TILELOOM_") and v not in known.values()]
+    near = {v: difflib.get_close_matches(v.removeprefix("TILELOOM_"), known, n=1) for v in found}
+    return {v: known[names[0]] if names else None for v, names in near.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +56,7 @@ _override: contextvars.ContextVar[tuple[Target, ...]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def override(target: Target) -> Iterator[Target]:
+def override(target: Target) -> Generator[Target]:
     """Make `target_of` answer `target` for CPU tensors inside a `with` block.
 
     Args:

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tileloom import knobs
+
+
+def test_default_then_variable_then_python(monkeypatch):
+    monkeypatch.delenv("TILELOOM_DISPATCH_WARN", raising=False)
+    assert knobs.get("dispatch.warn") is True
+    monkeypatch.setenv("TILELOOM_DISPATCH_WARN", "off")
+    assert knobs.get("dispatch.warn") is False
+    with knobs.scope({"dispatch.warn": True}):
+        assert knobs.get("dispatch.warn") is True
+    assert knobs.get("dispatch.warn") is False
+
+
+@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
+def test_true_words(monkeypatch, text):
+    monkeypatch.setenv("TILELOOM_DISPATCH_WARN", text)
+    assert knobs.get("dispatch.warn") is True
+
+
+def test_unreadable_variable_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("TILELOOM_DISPATCH_WARN", "maybe")
+    with pytest.raises(knobs.KnobError) as caught:
+        knobs.get("dispatch.warn")
+    assert str(caught.value) == (
+        "knobs: TILELOOM_DISPATCH_WARN='maybe' cannot be read; it must be one of 1, true, yes, on, "
+        "0, false, no, off. Try: unset TILELOOM_DISPATCH_WARN, or give it such a value."
+    )
+
+
+def test_empty_path_is_refused(monkeypatch):
+    monkeypatch.setenv("TILELOOM_CACHE_DIR", " ")
+    with pytest.raises(knobs.KnobError, match="it must be a folder's path"):
+        knobs.get("cache.dir")
+
+
+def test_cache_dir(monkeypatch):
+    monkeypatch.delenv("TILELOOM_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert knobs.get("cache.dir") == Path("/somewhere/tileloom")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert knobs.get("cache.dir") == Path.home() / ".cache" / "tileloom"
+    monkeypatch.setenv("TILELOOM_CACHE_DIR", "~/mine")
+    assert knobs.get("cache.dir") == Path.home() / "mine"
+
+
+@pytest.mark.parametrize("call", [knobs.get, lambda name: knobs.set(name, 1)])
+def test_unknown_knob_names_the_nearest(call):
+    with pytest.raises(knobs.KnobError, match=r"no knob 'dispatch.wran'. Did you mean 'dispatch.w"):
+        call("dispatch.wran")
+    with pytest.raises(knobs.KnobError, match=r"no knob 'zzz'. Known knobs: cache.dir, dispatch"):
+        call("zzz")
+
+
+def test_scope_restores_after_an_exception_and_keeps_what_was_set():
+    with knobs.scope({"log.levels": "outer"}):
+        with pytest.raises(RuntimeError), knobs.scope({"log.levels": "inner"}):
+            raise RuntimeError
+        assert knobs.get("log.levels") == "outer"
+        with pytest.raises(knobs.KnobError), knobs.scope({"log.levels": "inner", "nothing": 1}):
+            pass
+        assert knobs.get("log.levels") == "outer"
+
+
+def test_unknown_variables_are_found(monkeypatch):
+    monkeypatch.setenv("TILELOOM_DISPATCH_WARM", "1")
+    monkeypatch.setenv("TILELOOM_QQQQQQQQ", "1")
+    monkeypatch.setenv("TILELOOM_LOGS", "bench")
+    found = knobs.unknown_variables()
+    assert found["TILELOOM_DISPATCH_WARM"] == "TILELOOM_DISPATCH_WARN"
+    assert found["TILELOOM_QQQQQQQQ"] is None
+    assert "TILELOOM_LOGS" not in found
+
+
+def test_every_knob_is_whole():
+    for name, knob in knobs.KNOBS.items():
+        assert name == knob.name
+        assert knob.variable.startswith("TILELOOM_")
+        assert knob.help.endswith(".")

@@ -1,0 +1,71 @@
+"""The public names: a change here is a change of the API, and belongs into CHANGELOG.md."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import tileloom
+
+ROOT = Path(__file__).parent.parent
+
+GOLDEN = {
+    "tileloom": ["__version__", "attention", "errors", "knobs", "masks", "testing"],
+    "tileloom.testing": [
+        "AccuracyError",
+        "AccuracyReport",
+        "CanaryError",
+        "Case",
+        "CaseError",
+        "Guarded",
+        "Layout",
+        "MemoryGuard",
+        "WeakCaseError",
+        "assert_accurate",
+        "laid_out",
+        "poison_",
+        "poisoned_memory",
+    ],
+}
+
+
+@pytest.mark.parametrize("module", GOLDEN)
+def test_all_is_the_api(module):
+    found = importlib.import_module(module)
+    assert sorted(found.__all__) == GOLDEN[module]
+    for name in found.__all__:
+        assert getattr(found, name) is not None
+
+
+def test_version_is_that_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert tileloom.__version__ == project["version"]
+
+
+def test_works_uninstalled():
+    done = subprocess.run(
+        [sys.executable, "-c", "import tileloom; print(tileloom.__version__, tileloom.__file__)"],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        cwd="/",
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    version, file = done.stdout.strip().split(" ", 1)
+    assert version == tileloom.__version__
+    assert Path(file) == ROOT / "src" / "tileloom" / "__init__.py"
+
+
+def test_unknown_name():
+    with pytest.raises(AttributeError, match="module 'tileloom' has no attribute 'atention'"):
+        _ = tileloom.atention
+
+
+def test_dir_lists_the_api():
+    assert dir(tileloom) == sorted(tileloom.__all__)
