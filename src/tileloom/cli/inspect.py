@@ -1,0 +1,312 @@
+"""`tileloom inspect`: compile kernels with no GPU, and show what they cost and what they became."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import json
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tileloom.cli import console
+from tileloom.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tileloom.launch.aot import CompiledKernel, CompileResult, KernelSpec
+
+TEXTS = ("ttir", "ttgir", "ptx", "sass")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="compile the kernels with no GPU and show what they cost",
+        description=(
+            "Compile kernels of the package for the architectures they ship for, in child "
+            "processes, with no GPU, and show registers, spills, shared memory, occupancy and "
+            "compile time. Exit status 1 if a kernel breaks its budget; see docs/inspect.md."
+        ),
+    )
+    parser.add_argument(
+        "kernel",
+        nargs="*",
+        metavar="KERNEL",
+        help="a kernel's name, the part before its '[', or a pattern with *; default: all",
+    )
+    parser.add_argument(
+        "--arch",
+        action="append",
+        metavar="ARCH",
+        help="only this architecture, such as sm_90 (the same as sm_90a); may be repeated",
+    )
+    parser.add_argument(
+        "--triton",
+        type=Path,
+        metavar="PATH",
+        help="folder with another Triton (from pip install --target) to compile with",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
+    for name in TEXTS:
+        parser.add_argument(f"--{name}", action="store_true", help=f"write the kernel's {name}")
+    parser.add_argument("--workers", type=int, metavar="N", help="compiling processes")
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="S", help="seconds for one kernel"
+    )
+
+
+def shipped_specs() -> dict[str, KernelSpec]:
+    """Collect every shipped config of every operator.
+
+    Returns:
+        Specs by name, in the order of the operators' packages.
+
+    Raises:
+        OptionError: If two specs have the same name.
+    """
+    import tileloom.ops
+
+    specs: dict[str, KernelSpec] = {}
+    for package in pkgutil.iter_modules(tileloom.ops.__path__, "tileloom.ops."):
+        name = f"{package.name}.kernels"
+        if not package.ispkg or importlib.util.find_spec(name) is None:
+            continue
+        for spec in importlib.import_module(name).shipped():
+            if spec.name in specs:
+                raise OptionError(f"inspect: two shipped kernels have the name '{spec.name}'.")
+            specs[spec.name] = spec
+    return specs
+
+
+def family(name: str) -> str:
+    """Return the part of a kernel's name before its ``[config]``."""
+    return name.partition("[")[0]
+
+
+class NoSuchKernelError(OptionError):
+    """A name on the command line fits no kernel."""
+
+
+def select(specs: Mapping[str, KernelSpec], wanted: Sequence[str]) -> list[KernelSpec]:
+    """Pick kernels by name, by the part before the bracket, or by a pattern with ``*``.
+
+    Args:
+        specs: All kernels by name.
+        wanted: What to pick; nothing picks all.
+
+    Returns:
+        The specs, each once, in the order of `specs`.
+
+    Raises:
+        NoSuchKernelError: If one of `wanted` fits none; the text has the nearest name.
+    """
+    chosen: set[str] = set()
+    for text in wanted:
+        pattern = re.compile(".*".join(map(re.escape, text.split("*"))))
+        fits = [n for n in specs if pattern.fullmatch(n) or pattern.fullmatch(family(n))]
+        if not fits:
+            names = list(dict.fromkeys([*map(family, specs), *specs]))
+            near = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(names)}."
+            raise NoSuchKernelError(f"inspect: there is no kernel '{text}'. {hint}")
+        chosen.update(fits)
+    return [spec for name, spec in specs.items() if not wanted or name in chosen]
+
+
+def pairs_of(
+    specs: Sequence[KernelSpec], archs: Sequence[str] | None
+) -> list[tuple[KernelSpec, str]]:
+    """Pair kernels with the architectures they ship for.
+
+    Args:
+        specs: The kernels.
+        archs: Keep only these; None keeps all.
+
+    Raises:
+        OptionError: If an architecture is unknown, or none of the kernels ships for any of them.
+    """
+    from tileloom.launch.occupancy import normal_arch
+
+    only = None if not archs else {normal_arch(arch) for arch in archs}
+    pairs = [(s, a) for s in specs for a in s.archs if only is None or normal_arch(a) in only]
+    if not pairs and only is not None:
+        there = ", ".join(sorted({a for s in specs for a in s.archs})) or "nothing"
+        raise OptionError(
+            f"inspect: --arch is {', '.join(sorted(only))}; the kernels asked for ship for "
+            f"{there}. Try: no --arch, which takes all of them."
+        )
+    return pairs
+
+
+def table(pairs: Sequence[tuple[KernelSpec, str]], results: Sequence[CompileResult]) -> Table:
+    """Lay out compile results as a table for the terminal.
+
+    Args:
+        pairs: Kernels and architectures.
+        results: What became of each pair.
+
+    Returns:
+        One row for each pair; faults in red, other warnings of the assembler in yellow.
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tileloom.launch.budget import faults
+
+    versions = sorted({r.triton for r in results if r.error is None})
+    made = Table(title=f"compiled with Triton {', '.join(versions)}" if versions else None)
+    made.add_column("kernel", no_wrap=True)
+    made.add_column("arch", no_wrap=True)
+    for name in ("registers", "spills", "shared", "stages", "warps", "blocks/SM", "compile"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("faults and warnings", overflow="fold")
+    before = None
+    for (spec, arch), result in zip(pairs, results, strict=True):
+        notes = [f"[red]{escape(_first_line(text))}[/]" for text in faults(spec, result)]
+        if result.error is None:
+            known = "\n".join(notes)
+            notes += [
+                f"[yellow]{escape(text)}[/]"
+                for text in result.ptxas_warnings
+                if escape(text) not in known
+            ]
+        made.add_row(
+            "" if spec.name == before else escape(spec.name),
+            result.arch if result.error is None else arch,
+            *(_cells(spec, result) if result.error is None else ["-"] * 7),
+            "\n".join(notes) or "[green]none[/]",
+        )
+        before = spec.name
+    return made
+
+
+def _first_line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[0] if len(lines) < 2 else f"{lines[0]} (...)"
+
+
+def _cells(spec: KernelSpec, kernel: CompiledKernel) -> list[str]:
+    budget = f" of {spec.spill_budget}" if spec.spill_budget else ""
+    return [
+        str(kernel.registers),
+        f"{kernel.spill_bytes}{budget} B",
+        f"{kernel.shared_bytes / 1024:.1f} KiB",
+        "-" if kernel.stages is None else str(kernel.stages),
+        str(kernel.num_warps),
+        str(kernel.occupancy),
+        "cached" if kernel.cached else f"{kernel.compile_s:.2f} s",
+    ]
+
+
+def as_json(
+    pairs: Sequence[tuple[KernelSpec, str]],
+    results: Sequence[CompileResult],
+    texts: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Turn compile results into plain data.
+
+    Args:
+        pairs: Kernels and architectures.
+        results: What became of each pair.
+        texts: Which of ``ttir``, ``ttgir``, ``ptx``, ``sass`` to carry along.
+
+    Returns:
+        One dictionary for each pair; every one has ``name``, ``arch``, ``faults`` and ``error``.
+    """
+    from tileloom.launch.budget import faults
+
+    rows: list[dict[str, Any]] = []
+    for (spec, _), result in zip(pairs, results, strict=True):
+        row: dict[str, Any] = {"name": result.name, "arch": result.arch, "error": result.error}
+        if result.error is None:
+            row |= {
+                "registers": result.registers,
+                "spill_bytes": result.spill_bytes,
+                "spill_budget": spec.spill_budget,
+                "spill_reason": spec.spill_reason,
+                "shared_bytes": result.shared_bytes,
+                "stages": result.stages,
+                "num_warps": result.num_warps,
+                "threads": result.threads,
+                "blocks_per_sm": result.occupancy,
+                "compile_s": round(result.compile_s, 3),
+                "cached": result.cached,
+                "ptxas_warnings": list(result.ptxas_warnings),
+                "triton": result.triton,
+                **{name: getattr(result, name) for name in texts},
+            }
+        rows.append({**row, "faults": list(faults(spec, result))})
+    return rows
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[CompileResult], None] | None]:
+    shown = console(to_stderr=True)
+    if not shown.is_terminal:
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=shown, transient=True) as bar:
+        task = bar.add_task("compiling", total=total)
+        yield lambda result: bar.update(task, advance=1, description=result.arch)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        args: What the parser made of the command line.
+
+    Returns:
+        0; 1 if a kernel has a fault; 2 if a name or an architecture fits nothing.
+    """
+    from tileloom.launch.aot import compile_in_workers
+    from tileloom.launch.budget import faults
+
+    try:
+        pairs = pairs_of(select(shipped_specs(), args.kernel), args.arch)
+        if args.triton is not None and not (args.triton / "triton").is_dir():
+            raise OptionError(
+                f"inspect: --triton is {args.triton}; it must be a folder that holds 'triton'. "
+                "Try: pip install --no-deps --target FOLDER triton==3.9.0, and pass FOLDER."
+            )
+    except OptionError as error:
+        print(f"tileloom: {error}", file=sys.stderr)
+        return 2
+    with _progress(len(pairs)) as on_result:
+        results = compile_in_workers(
+            pairs,
+            workers=args.workers,
+            timeout_s=args.timeout,
+            triton_path=args.triton,
+            on_result=on_result,
+        )
+    texts = [name for name in TEXTS if getattr(args, name)]
+    if args.json:
+        print(json.dumps({"kernels": as_json(pairs, results, texts)}, indent=2))
+    elif texts:
+        _print_texts(results, texts)
+    else:
+        console().print(table(pairs, results))
+    for result in results:
+        if result.error is not None and not args.json:
+            print(f"\n{result.error}", file=sys.stderr)
+    return int(any(faults(spec, result) for (spec, _), result in zip(pairs, results, strict=True)))
+
+
+def _print_texts(results: Sequence[CompileResult], texts: Sequence[str]) -> None:
+    for result in results:
+        for name in texts:
+            text = getattr(result, name) if result.error is None else ""
+            if text:
+                print(f"// {result.name} {result.arch} {name}\n{text.rstrip()}\n")

@@ -1,0 +1,99 @@
+"""Parse the command line and run one subcommand.
+
+A subcommand `name` is the module `tileloom.cli.<name>` with `add_parser(subparsers) -> None` and
+`run(args) -> int`. Only the one that is asked for is imported, so `tileloom --help` loads neither
+torch nor Triton.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from tileloom import __version__, knobs, log
+from tileloom.errors import TileloomError
+
+COMMANDS = {
+    "demo": "run the main job on real text: embeddings, a search, a report",
+    "doctor": "what works on this machine, and why not",
+    "inspect": "compile the kernels with no GPU and show what they cost",
+    "bench": "time an operator beside its peers",
+    "explain": "say which backend takes a problem, and why not the others",
+    "check": "run a kernel in the emulator and look for races",
+}
+
+
+def _is_there(command: str) -> bool:
+    return importlib.util.find_spec(f"tileloom.cli.{command}") is not None
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """Build the parser: the chosen command with all its options, the others as names only."""
+    parser = argparse.ArgumentParser(
+        prog="tileloom",
+        description="GPU kernels for PyTorch on NVIDIA Hopper, and the tools around them.",
+        epilog="`tileloom COMMAND --help` shows a command's options.",
+    )
+    parser.add_argument("--version", action="version", version=f"tileloom {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        if name == command:
+            importlib.import_module(f"tileloom.cli.{name}").add_parser(subparsers)
+        elif _is_there(name):
+            subparsers.add_parser(name, help=text)
+    return parser
+
+
+def _complain(text: object) -> None:
+    print(f"tileloom: {text}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command `tileloom`.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        The exit status: 0 if all is well, 1 after an error or where the command found a fault, 2
+        for a wrong command line, 130 after Ctrl-C, 141 when the reader of a pipe went away.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = next((a for a in arguments if not a.startswith("-")), None)
+    if command is not None and not (command in COMMANDS and _is_there(command)):
+        known = [name for name in COMMANDS if _is_there(name)]
+        near = difflib.get_close_matches(command, known, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Commands: {', '.join(known)}."
+        _complain(f"there is no command '{command}'. {hint}")
+        return 2
+    try:
+        return _run(command, arguments)
+    except (TileloomError, knobs.KnobError) as error:
+        _complain(error)
+        return 1
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # What is still buffered can go nowhere; without this the interpreter fails again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(command: str | None, arguments: list[str]) -> int:
+    parser = _parser(command)
+    args = parser.parse_args(arguments)
+    if command is None:
+        parser.print_help()
+        status = 0
+    else:
+        log.configure(knobs.get("log.levels"))
+        status = int(importlib.import_module(f"tileloom.cli.{command}").run(args))
+    sys.stdout.flush()
+    return status

@@ -1,0 +1,43 @@
+"""What a shipped kernel must keep to: the one statement of it, for tests and `tileloom inspect`."""
+
+from __future__ import annotations
+
+from tileloom.launch.aot import CompileResult, KernelSpec, serialises_wgmma
+from tileloom.launch.occupancy import limits_of
+
+
+def faults(spec: KernelSpec, result: CompileResult) -> tuple[str, ...]:
+    """List what is wrong with a compiled kernel.
+
+    Args:
+        spec: The kernel, with its budget.
+        result: What the compiler made of it.
+
+    Returns:
+        One sentence for each fault; empty if the kernel may ship. A failed compile is a fault, and
+        so are spills over the budget, a budget without a reason, more shared memory than a block
+        may have, a block that no SM can hold, serialised wgmma, and a spec whose `threads` is not
+        what the kernel is launched with.
+    """
+    if result.error is not None:
+        return (result.error,)
+    limits = limits_of(result.arch)
+    found: list[str] = []
+    if result.spill_bytes > spec.spill_budget:
+        found.append(f"spills {result.spill_bytes} bytes, its budget is {spec.spill_budget}")
+    if spec.spill_budget and not spec.spill_reason.strip():
+        found.append(f"may spill {spec.spill_budget} bytes, but names no measurement as a reason")
+    if result.shared_bytes > limits.shared_bytes_block:
+        found.append(
+            f"needs {result.shared_bytes} bytes of shared memory, a block of {result.arch} may "
+            f"have {limits.shared_bytes_block}"
+        )
+    elif result.occupancy == 0:
+        found.append(
+            f"cannot be launched: {result.threads} threads of {result.registers} registers do not "
+            f"fit an SM of {result.arch}"
+        )
+    found += [f"ptxas: {text}" for text in result.ptxas_warnings if serialises_wgmma(text)]
+    if spec.threads is not None and spec.threads != result.threads:
+        found.append(f"has {result.threads} threads, its spec says {spec.threads}")
+    return tuple(found)

@@ -1,0 +1,187 @@
+"""`tileloom inspect`: picking kernels, the table, JSON, texts, exit statuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from tests.launch import samples
+
+from tileloom.cli import inspect
+from tileloom.cli.main import main
+from tileloom.errors import OptionError
+from tileloom.launch import aot
+from tileloom.launch.aot import CompiledKernel, CompileFailure, KernelSpec
+from tileloom.launch.budget import faults
+
+
+def _spec(name, archs=("sm_80", "sm_90"), **more):
+    return KernelSpec(name, "module:function", False, {}, {}, archs, **more)
+
+
+_SPECS = {
+    s.name: s
+    for s in (
+        _spec("attention_fwd_triton[d64]"),
+        _spec("attention_fwd_triton[d128]"),
+        _spec("attention_fwd_gluon_sm90[d64]", ("sm_90",)),
+        _spec("gemm[t128]"),
+    )
+}
+
+
+def _kernel(name="gemm[t128]", arch="sm_90", **changes):
+    kernel = CompiledKernel(
+        name=name, arch=arch, registers=168, spill_bytes=0, shared_bytes=73752, stages=3,
+        num_warps=12, threads=384, occupancy=1, compile_s=0.314, cached=False, ptxas_warnings=(),
+        triton="3.7.1", triton_folder=Path("/nowhere"), _packed={},
+    )  # fmt: skip
+    return dataclasses.replace(kernel, **changes)
+
+
+@pytest.fixture
+def canned(monkeypatch):
+    """Make inspect see four kernels, and a compiler that answers at once."""
+    answers, calls = {}, []
+
+    def compile_now(pairs, **options):
+        calls.append(options)
+        return [answers.get((s.name, a), _kernel(s.name, a)) for s, a in pairs]
+
+    monkeypatch.setattr(inspect, "shipped_specs", lambda: dict(_SPECS))
+    monkeypatch.setattr(aot, "compile_in_workers", compile_now)
+    return answers, calls
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ([], list(_SPECS)),
+        (["gemm"], ["gemm[t128]"]),
+        (["gemm[t128]", "gemm"], ["gemm[t128]"]),
+        (["attention_fwd_triton"], ["attention_fwd_triton[d64]", "attention_fwd_triton[d128]"]),
+        (["*[d64]"], ["attention_fwd_triton[d64]", "attention_fwd_gluon_sm90[d64]"]),
+        (["gemm", "*triton[d64]"], ["attention_fwd_triton[d64]", "gemm[t128]"]),
+    ],
+)
+def test_picking_kernels(wanted, names):
+    assert [s.name for s in inspect.select(_SPECS, wanted)] == names
+
+
+def test_a_wrong_name_gets_the_nearest_and_status_2(canned, capsys):
+    assert main(["inspect", "atention_fwd_triton"]) == 2
+    said = "there is no kernel 'atention_fwd_triton'. Did you mean 'attention_fwd_triton'?"
+    assert said in capsys.readouterr().err
+    assert main(["inspect", "gemm[t12]"]) == 2
+    assert "Did you mean 'gemm[t128]'?" in capsys.readouterr().err
+    assert main(["inspect", "#"]) == 2
+    assert "Kernels: attention_fwd_triton, " in capsys.readouterr().err
+    assert canned[1] == []
+
+
+def test_architectures(canned, capsys):
+    assert main(["inspect", "--json", "--arch", "sm_90a"]) == 0
+    rows = json.loads(capsys.readouterr().out)["kernels"]
+    assert [(r["name"], r["arch"]) for r in rows] == [(n, "sm_90") for n in _SPECS]
+    assert main(["inspect", "attention_fwd_gluon_sm90", "--arch", "sm_80"]) == 2
+    assert "--arch is sm_80; the kernels asked for ship for sm_90." in capsys.readouterr().err
+    assert main(["inspect", "--arch", "sm_70"]) == 2
+    assert "arch is 'sm_70'; tileloom compiles for sm_80" in capsys.readouterr().err
+
+
+def test_the_table(canned, capsys):
+    answers, _ = canned
+    c7514 = "(C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized"
+    answers["gemm[t128]", "sm_80"] = _kernel(arch="sm_80", stages=None, cached=True)
+    answers["gemm[t128]", "sm_90"] = _kernel(spill_bytes=16, ptxas_warnings=(c7514, "odd."))
+    assert main(["inspect", "gemm"]) == 1
+    out = capsys.readouterr().out
+    header, first, second, *_ = [line for line in out.splitlines() if "┃" in line or "│" in line]
+    names = [cell.strip() for cell in header.strip("┃").split("┃")]
+    assert names == [
+        "kernel", "arch", "registers", "spills", "shared", "stages", "warps", "blocks/SM",
+        "compile", "faults and warnings",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in first.strip("│").split("│")] == [
+        "gemm[t128]", "sm_80", "168", "0 B", "72.0 KiB", "-", "12", "1", "cached", "none",
+    ]  # fmt: skip
+    assert [cell.strip() for cell in second.strip("│").split("│")] == [
+        "", "sm_90", "168", "16 B", "72.0 KiB", "3", "12", "1", "0.31 s",
+        "spills 16 bytes, its budget is 0",
+    ]  # fmt: skip
+    assert "Triton 3.7.1" in out
+    assert out.count("C7514") == 1
+    assert "odd." in out
+
+
+def test_a_failure_is_shown_in_full_below_the_table(canned, capsys):
+    answers, _ = canned
+    answers["gemm[t128]", "sm_80"] = CompileFailure("gemm[t128]", "sm_80", "compile: no.\nBecause.")
+    assert main(["inspect", "gemm"]) == 1
+    out, err = capsys.readouterr()
+    assert "compile: no. (...)" in out
+    assert err == "\ncompile: no.\nBecause.\n"
+
+
+def test_options_reach_the_compiler(canned, tmp_path, capsys):
+    (tmp_path / "triton").mkdir()
+    arguments = ["--triton", str(tmp_path), "--workers", "1", "--timeout", "7"]
+    assert main(["inspect", "gemm", *arguments]) == 0
+    assert canned[1] == [
+        {"workers": 1, "timeout_s": 7.0, "triton_path": tmp_path, "on_result": None}
+    ]
+    assert main(["inspect", "--triton", str(tmp_path / "none")]) == 2
+    assert "it must be a folder that holds 'triton'" in capsys.readouterr().err
+
+
+def test_compiling_for_real(monkeypatch, capsys):
+    specs = {s.name: s for s in (samples.SCALE, samples.SERIALISED)}
+    monkeypatch.setattr(inspect, "shipped_specs", lambda: specs)
+    arguments = ["inspect", "--arch", "sm_90a", "--json", "--ptx", "--timeout", "200"]
+    assert main(arguments) == 1
+    scale, serialised = json.loads(capsys.readouterr().out)["kernels"]
+    assert (scale["name"], scale["faults"], scale["blocks_per_sm"]) == ("scale", [], 16)
+    assert ".target sm_90a" in scale["ptx"]
+    (fault,) = serialised["faults"]
+    assert fault.startswith("ptxas: (C7514)")
+    assert "ttir" not in scale
+
+
+def test_texts_are_written_with_a_header(monkeypatch, capsys):
+    monkeypatch.setattr(inspect, "shipped_specs", lambda: {"scale": samples.SCALE})
+    arguments = ["inspect", "scale", "--arch", "sm_90", "--ttgir", "--sass", "--timeout", "200"]
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("// scale sm_90 ttgir\n")
+    assert "// scale sm_90 sass\n" in out
+    assert "EXIT" in out
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "said"),
+    [
+        ({}, {}, None),
+        ({"threads": 384}, {}, None),
+        ({}, {"ptxas_warnings": ("Registers are reserved.",)}, None),
+        ({"spill_budget": 8, "spill_reason": "H100, 2026-11-01: +3 %"}, {"spill_bytes": 8}, None),
+        ({"spill_budget": 8, "spill_reason": " "}, {}, "names no measurement"),
+        ({}, {"spill_bytes": 1}, "spills 1 bytes, its budget is 0"),
+        ({}, {"shared_bytes": 227 * 1024 + 1, "occupancy": 0}, "a block of sm_90 may have 232448"),
+        ({}, {"occupancy": 0}, "cannot be launched: 384 threads of 168 registers"),
+        ({}, {"ptxas_warnings": ("(C7510) Potential",)}, "ptxas: (C7510) Potential"),
+        ({"threads": 416}, {}, "has 384 threads, its spec says 416"),
+    ],
+)
+def test_what_counts_as_a_fault(spec, changes, said):
+    found = faults(_spec("gemm[t128]", **spec), _kernel(**changes))
+    assert len(found) == (said is not None)
+    assert all(said in text for text in found)
+
+
+def test_shipped_kernels_have_unique_names(monkeypatch):
+    specs = inspect.shipped_specs()
+    assert all(name == spec.name for name, spec in specs.items())
+    kernels = pytest.importorskip("tileloom.ops.attention.kernels")
+    monkeypatch.setattr(kernels, "shipped", lambda: (_spec("twin"), _spec("twin")))
+    with pytest.raises(OptionError, match="two shipped kernels have the name 'twin'"):
+        inspect.shipped_specs()

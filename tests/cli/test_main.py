@@ -1,0 +1,151 @@
+"""The command line: lazy commands, exit statuses, one-line errors."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tileloom import __version__, knobs
+from tileloom.cli import main as cli
+from tileloom.errors import OptionError
+
+_ROOT = Path(__file__).parents[2]
+_SAMPLE = """
+import sys, time
+from tileloom.errors import ShapeError
+
+def add_parser(subparsers):
+    parser = subparsers.add_parser("bench")
+    parser.add_argument("what", choices=["fail", "long", "wait", "three"])
+
+def run(args):
+    if args.what == "fail":
+        raise ShapeError("bench: k has 6 heads, q has 16.")
+    if args.what == "long":
+        for _ in range(100000):
+            print("x" * 100)
+    if args.what == "wait":
+        print("waiting", flush=True)
+        time.sleep(60)
+    return 3 if args.what == "three" else 0
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A process whose `tileloom.cli.bench` is a command made for these tests."""
+    (tmp_path / "bench.py").write_text(_SAMPLE)
+    boot = (
+        "import sys, tileloom.cli; "
+        f"tileloom.cli.__path__.insert(0, {str(tmp_path)!r}); "
+        "from tileloom.cli.main import main; sys.exit(main())"
+    )
+
+    def start(*arguments, **options):
+        environment = {**os.environ, "PYTHONPATH": str(_ROOT / "src")}
+        return subprocess.Popen(
+            [sys.executable, "-c", boot, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            **options,
+        )
+
+    return start
+
+
+def _finish(process):
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("module", ["tileloom", "tileloom.cli"])
+def test_version_from_the_module(module):
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT / "src")}
+    command = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"tileloom {__version__}\n")
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy():
+    code = (
+        "import sys; from tileloom.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as stop: assert stop.code == 0\n"
+        "heavy = {'torch', 'triton', 'rich', 'numpy', 'matplotlib', 'transformers'}\n"
+        "loaded = heavy & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT / "src")}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for name in ("inspect", "doctor"):
+        assert name in done.stdout
+
+
+def test_without_a_command_help_is_shown(capsys):
+    assert cli.main([]) == 0
+    assert "usage: tileloom" in capsys.readouterr().out
+
+
+def test_only_commands_that_exist_are_offered(monkeypatch, capsys):
+    monkeypatch.setitem(cli.COMMANDS, "weave", "a command that nobody wrote")
+    assert cli.main([]) == 0
+    assert "weave" not in capsys.readouterr().out
+    assert cli.main(["weave"]) == 2
+
+
+def test_an_unknown_command_gets_the_nearest_one(capsys):
+    assert cli.main(["inspekt"]) == 2
+    assert capsys.readouterr().err == (
+        "tileloom: there is no command 'inspekt'. Did you mean 'inspect'?\n"
+    )
+    assert cli.main(["zzz"]) == 2
+    assert "Commands: " in capsys.readouterr().err
+
+
+def test_a_wrong_option_exits_with_2(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["inspect", "--no-such-option"])
+    assert stop.value.code == 2
+    assert "--no-such-option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [OptionError("arch is 'sm_1'."), knobs.KnobError("knobs: no such knob.")]
+)
+def test_an_error_of_ours_is_one_line_and_status_1(monkeypatch, capsys, error):
+    def fail(command, arguments):
+        raise error
+
+    monkeypatch.setattr(cli, "_run", fail)
+    assert cli.main(["inspect"]) == 1
+    assert capsys.readouterr() == ("", f"tileloom: {error}\n")
+
+
+def test_status_and_error_of_a_command(tree):
+    assert _finish(tree("bench", "three")) == (3, "", "")
+    assert _finish(tree("bench", "fail")) == (1, "", "tileloom: bench: k has 6 heads, q has 16.\n")
+
+
+def test_a_reader_that_goes_away(tree):
+    process = tree("bench", "long")
+    assert process.stdout.readline().startswith("xxx")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+def test_ctrl_c(tree):
+    process = tree("bench", "wait")
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert _finish(process) == (130, "", "tileloom: interrupted\n")
