@@ -11,7 +11,7 @@ import json
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +249,7 @@ def as_json(
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[CompileResult], None] | None]:
+def _progress(total: int) -> Generator[Callable[[CompileResult], None] | None]:
     shown = console(to_stderr=True)
     if not shown.is_terminal:
         yield None

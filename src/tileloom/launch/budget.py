@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tileloom.launch.aot import CompileResult, KernelSpec, serialises_wgmma
+import re
+
+from tileloom.launch import compat
+from tileloom.launch.aot import CompiledKernel, CompileResult, KernelSpec, serialises_wgmma
 from tileloom.launch.occupancy import limits_of
 
 
@@ -16,8 +19,8 @@ def faults(spec: KernelSpec, result: CompileResult) -> tuple[str, ...]:
     Returns:
         One sentence for each fault; empty if the kernel may ship. A failed compile is a fault, and
         so are spills over the budget, a budget without a reason, more shared memory than a block
-        may have, a block that no SM can hold, serialised wgmma, and a spec whose `threads` is not
-        what the kernel is launched with.
+        may have, a block that no SM can hold, serialised wgmma, an unfenced pipeline (see
+        `is_unfenced`), and a spec whose `threads` is not what the kernel is launched with.
     """
     if result.error is not None:
         return (result.error,)
@@ -38,6 +41,25 @@ def faults(spec: KernelSpec, result: CompileResult) -> tuple[str, ...]:
             f"fit an SM of {result.arch}"
         )
     found += [f"ptxas: {text}" for text in result.ptxas_warnings if serialises_wgmma(text)]
+    if is_unfenced(result):
+        found.append(
+            f"feeds wgmma by cp.async, and Triton {result.triton} puts no proxy fence between them"
+        )
     if spec.threads is not None and spec.threads != result.threads:
         found.append(f"has {result.threads} threads, its spec says {spec.threads}")
     return tuple(found)
+
+
+def is_unfenced(kernel: CompiledKernel) -> bool:
+    """Say whether a kernel may read stale shared memory: cp.async into wgmma without a fence.
+
+    wgmma reads shared memory through the asynchronous proxy, cp.async writes it through the
+    generic one; before 3.7.1 Triton's pipeliner puts no `fence.proxy.async` between the two. The
+    test is that one kernel has both instructions: cp.async that feeds something else counts too,
+    which no kernel of the package needs. TMA copies (`cp.async.bulk`) go through the asynchronous
+    proxy themselves and need no fence.
+    """
+    if compat.has_wgmma_proxy_fence(compat.parse_version(kernel.triton)):
+        return False
+    ptx = kernel.ptx
+    return "wgmma.mma_async" in ptx and re.search(r"cp\.async\.c[ag]\.", ptx) is not None

@@ -22,7 +22,7 @@ import io
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def compile_options(num_warps: int, num_stages: int) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def compiler_settings(cache_dir: Path) -> Iterator[io.StringIO]:
+def compiler_settings(cache_dir: Path) -> Generator[io.StringIO]:
     """Give Triton a cache folder and make it print the assembler's log, inside a `with` block.
 
     Args:

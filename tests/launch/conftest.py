@@ -1,0 +1,22 @@
+"""The compile pass over the shipped kernels, once for a whole test run."""
+
+import functools
+
+import pytest
+from tests.launch import shipped
+
+
+@pytest.fixture(scope="session")
+def shipped_results(request, tmp_path_factory):
+    """A function: `shipped_results(version)` gives the results by (name, arch)."""
+    base = tmp_path_factory.getbasetemp()
+    # Under xdist each process has a folder of its own, in one folder for the run.
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+    kept = getattr(request.config, "cache", None)
+    cache = kept.mkdir("triton") if kept is not None else shared / "triton"
+
+    @functools.cache
+    def results(version, full=False):
+        return shipped.compile_once(version, full=full, shared=shared, cache=cache)
+
+    return results
