@@ -160,7 +160,7 @@ def poisoned_memory() -> Generator[MemoryGuard]:
     def guarding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def allocate(*args: Any, **kwargs: Any) -> torch.Tensor:
             made = original(*args, **kwargs)
-            plain = made.layout == torch.strided and made.device.type in ("cpu", "cuda")
+            plain = made.layout == torch.strided and made.device.type != "meta"
             if not plain or type(made) is not torch.Tensor or kwargs.get("out") is not None:
                 return made
             fresh = guard.add(
