@@ -1,0 +1,173 @@
+"""What is measured: a problem with its sizes, its inputs, its FLOP and its bytes."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from tileloom.bench.contender import Inputs
+from tileloom.errors import OptionError
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One cell of the attention table.
+
+    Attributes:
+        name: The cell's name, such as ``"d128-l4096-causal"``.
+        batch: Sequences.
+        heads_q: Heads of the queries.
+        heads_kv: Heads of the keys and values.
+        len_q: Queries of a sequence.
+        len_k: Keys of a sequence.
+        head_dim: Head dimension of q, k and v.
+        is_causal: Whether a query sees only the keys up to its own position.
+        dtype_name: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+    """
+
+    name: str
+    batch: int
+    heads_q: int
+    heads_kv: int
+    len_q: int
+    len_k: int
+    head_dim: int
+    is_causal: bool
+    dtype_name: str = "bfloat16"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of q, k, v and of the output."""
+        return _DTYPES[self.dtype_name]
+
+    @property
+    def flops(self) -> float:
+        """FLOP of the two matrix products; causal is counted at half, by custom."""
+        scores = self.batch * self.heads_q * self.len_q * self.len_k
+        return 4.0 * scores * self.head_dim * (0.5 if self.is_causal else 1.0)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of q, k and v together."""
+        rows = self.heads_q * self.len_q + 2 * self.heads_kv * self.len_k
+        return self.batch * rows * self.head_dim * self.dtype.itemsize
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of q, k, v and o: the least that a kernel must move."""
+        out = self.batch * self.heads_q * self.len_q * self.head_dim * self.dtype.itemsize
+        return self.input_bytes + out
+
+    def inputs(self, device: torch.device, seed: int) -> Inputs:
+        """Make one set of inputs.
+
+        Args:
+            device: Where they lie.
+            seed: Seed of the generator; each set takes its own.
+
+        Returns:
+            q, k and v, contiguous `[B, H, L, D]`, drawn from N(0, 1). Never zeros: the power that a
+            kernel draws, and so its clock, depends on the data.
+        """
+        generator = torch.Generator(device=device).manual_seed(seed)
+
+        def draw(heads: int, length: int) -> torch.Tensor:
+            shape = (self.batch, heads, length, self.head_dim)
+            return torch.randn(shape, generator=generator, device=device, dtype=self.dtype)
+
+        q = draw(self.heads_q, self.len_q)
+        k = draw(self.heads_kv, self.len_k)
+        return Inputs(q, k, draw(self.heads_kv, self.len_k))
+
+
+def _read(entry: Any, path: Path) -> AttentionCase:
+    known = {field.name: field.type for field in fields(AttentionCase)}
+    if not isinstance(entry, dict):
+        raise OptionError(f"bench: {path} has a case that is not an object: {entry!r}.")
+    values = cast("dict[str, Any]", entry)
+    unknown = sorted(set(values) - set(known))
+    missing = sorted(set(known) - set(values) - {"dtype_name"})
+    if unknown or missing:
+        raise OptionError(
+            f"bench: case {values.get('name')!r} of {path} lacks {missing} and has unknown fields "
+            f"{unknown}; a case has {sorted(known)}."
+        )
+    kinds: dict[str, type] = {"str": str, "int": int, "bool": bool}
+    for name, value in values.items():
+        kind = kinds[str(known[name])]
+        if type(value) is not kind or (isinstance(value, int) and kind is int and value < 1):
+            raise OptionError(
+                f"bench: case {values['name']!r} of {path} has {name}={value!r}; it must be "
+                f"{'an integer >= 1' if kind is int else f'a {kind.__name__}'}."
+            )
+    case = AttentionCase(**values)
+    if case.dtype_name not in _DTYPES:
+        raise OptionError(
+            f"bench: case {case.name!r} of {path} has dtype_name={case.dtype_name!r}; it must be "
+            f"one of {', '.join(_DTYPES)}."
+        )
+    return case
+
+
+def load_cases(path: Path) -> tuple[AttentionCase, ...]:
+    """Read the cases of a JSON file.
+
+    Args:
+        path: A file with an object that has a list ``"cases"``, each with the fields of
+            `AttentionCase`.
+
+    Returns:
+        The cases, in the file's order.
+
+    Raises:
+        OptionError: If the file cannot be read, or a case is not well formed.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        entries = list(content["cases"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OptionError(
+            f"bench: the cases file {path} cannot be read ({type(error).__name__}: {error}); it "
+            'must be JSON with a list "cases". Try: benchmarks/attention_cases.json.'
+        ) from None
+    cases = tuple(_read(entry, path) for entry in entries)
+    names = [case.name for case in cases]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise OptionError(f"bench: {path} has two cases of the name {twice[0]!r}.")
+    return cases
+
+
+def select(cases: Sequence[AttentionCase], wanted: str) -> tuple[AttentionCase, ...]:
+    """Choose cases by name.
+
+    Args:
+        cases: All cases.
+        wanted: ``"all"``, or a comma list of names, where ``*`` and ``?`` stand for anything.
+
+    Returns:
+        Every case that one of the names means, in the order of `cases`.
+
+    Raises:
+        OptionError: If one of the names means no case.
+    """
+    patterns = [part.strip() for part in wanted.split(",") if part.strip()]
+    if patterns == ["all"]:
+        return tuple(cases)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(case.name, pattern) for case in cases):
+            raise OptionError(
+                f"bench: --cases names {pattern!r}, and there is no such case; there are "
+                f"{', '.join(case.name for case in cases)}. Try: --cases all."
+            )
+    if not patterns:
+        raise OptionError("bench: --cases is empty; it must name cases. Try: --cases all.")
+    return tuple(case for case in cases if any(fnmatch.fnmatchcase(case.name, p) for p in patterns))

@@ -1,0 +1,495 @@
+"""`tileloom bench`: measure an operator beside its peers, as `docs/benchmarks.md` describes.
+
+Also runs by itself: `python3 -m tileloom.cli.bench attention ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tileloom.errors import OptionError, TileloomError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tileloom.bench import Bar, BarResult, CellResult, Contender, Plan, Session
+    from tileloom.bench.case import AttentionCase
+    from tileloom.bench.ceilings import Ceilings
+    from tileloom.bench.machine import Watch
+    from tileloom.bench.watchdog import Watchdog
+    from tileloom.ops._op import Choice
+    from tileloom.ops.attention.config import AttentionConfig
+
+OURS = "tileloom"
+_FEWEST_ROUNDS = 5
+_NO_GPU = (
+    "bench: this machine has no GPU that PyTorch can use (torch.cuda.is_available() is False); "
+    "times of a CPU say nothing about the kernels. Try: a machine with an NVIDIA GPU, or "
+    "`tileloom inspect`, which compiles every kernel without one."
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `bench` to the command line.
+
+    Args:
+        subparsers: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure an operator beside its peers",
+        description="Measure an operator beside its peers: every result is checked first, all "
+        "contenders run interleaved in one process, and ratios come with their intervals.",
+    )
+    _add_arguments(parser)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    # fmt: off
+    add("operator", choices=["attention"], help="what to measure")
+    add("--cases", default="all", metavar="NAMES",
+        help="comma list of cases, * and ? allowed, such as d128-*; default: all")
+    add("--cases-file", type=Path, metavar="FILE",
+        help="JSON with the cases; default: benchmarks/attention_cases.json")
+    add("--peers", metavar="NAMES",
+        help="comma list of cudnn, flash, efficient, fa4, flex, or none; default: all but flex, "
+        "which compiles; with --quick cudnn and efficient")
+    add("--config", action="append", default=[], metavar="[CASES@]TEXT",
+        help="one more contender: an explicit config as config.encode() writes it, such as "
+        "gluon_sm90:2,128,2,tma,240, or d64-*@... to run it in some cases only; may be repeated")
+    add("--baseline", metavar="NAME",
+        help="whom all others are compared with; default: cudnn, else the first contender")
+    add("--rounds", type=int, metavar="N", help="samples of each contender; default 9, quick 5")
+    add("--quick", action="store_true", help="fewer peers, shorter samples: 90 s in all")
+    add("--budget", type=float, metavar="SECONDS",
+        help="take fewer rounds (never under 5) where the whole run would take longer; default "
+        "230, quick 80")
+    add("--step-limit", type=float, default=90.0, metavar="SECONDS",
+        help="end the process when one step takes longer, as a hanging kernel does; default 90")
+    add("--bars", metavar="FILE",
+        help="JSON with what must be reached, or none; default: benchmarks/attention_bars.json")
+    add("--strict", action="store_true", help="exit 1 unless every bar is met")
+    add("--commit", metavar="SHA", help="the commit measured, where git is not there to say")
+    add("--out", type=Path, metavar="FILE", help="write the record here, after every case")
+    # fmt: on
+
+
+@dataclass
+class _Run:
+    """Everything that one run has decided and found so far."""
+
+    args: argparse.Namespace
+    cases: Sequence[AttentionCase]
+    contenders: Sequence[tuple[Contender, str]]
+    bars: Sequence[Bar]
+    baseline: str
+    plan: Plan
+    machine: dict[str, Any]
+    code: dict[str, Any]
+    date: str
+    ceilings: Ceilings | None = None
+    cells: list[CellResult] = field(default_factory=list["CellResult"])
+    notes: list[str] = field(default_factory=list[str])
+    finished: bool = False
+
+    def judged(self) -> list[BarResult]:
+        """Hold the bars against what is there."""
+        from tileloom.bench import judge_bars
+
+        return judge_bars(self.bars, self.cells)
+
+    def keep(self) -> None:
+        """Write the record, if the caller wants one."""
+        from tileloom.bench import document, save
+
+        if self.args.out is None:
+            return
+        save(
+            self.args.out,
+            document(
+                operator="attention_fwd",
+                date=self.date,
+                code=self.code,
+                machine=self.machine,
+                plan=self.plan,
+                baseline=self.baseline,
+                cells=self.cells,
+                bars=self.judged(),
+                ceilings=self.ceilings,
+                finished=self.finished,
+                command=shlex.join(sys.argv[1:]),
+                notes=self.notes,
+            ),
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _shipped(name: str) -> Path:
+    """Find a file of the repository's folder `benchmarks`."""
+    folders = (Path(__file__).resolve().parents[3] / "benchmarks", Path.cwd() / "benchmarks")
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    raise OptionError(
+        f"bench: {name} is neither in {folders[0]} nor in {folders[1]}; it comes with the "
+        "repository, not with the installed package. Try: run from a clone, or name a file by "
+        "--cases-file and --bars."
+    )
+
+
+def _choice(
+    case: AttentionCase,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    config: AttentionConfig | None,
+) -> Choice:
+    """Ask the operator's dispatch what it takes for a case."""
+    from tileloom.ops.attention.config import choose
+    from tileloom.ops.attention.masks import Band, causal
+    from tileloom.ops.attention.problem import AttentionProblem, Layout
+    from tileloom.target import target_of
+
+    problem = AttentionProblem(
+        *(case.batch, case.heads_q, case.heads_kv, case.len_q, case.len_k),
+        *(case.head_dim, case.head_dim),
+        dtype=case.dtype,
+        scale=case.head_dim**-0.5,
+        q=Layout.of(q),
+        k=Layout.of(k),
+        v=Layout.of(v),
+        band=causal().band if case.is_causal else Band(),
+    )
+    return choose(problem, target_of(q), config)
+
+
+def ours(name: str, config: AttentionConfig | None) -> Contender:
+    """Make a contender of `tileloom.attention`.
+
+    Args:
+        name: The column's name.
+        config: An explicit config, or None for what the dispatch chooses.
+
+    Returns:
+        The contender. It refuses a case that only the reference would take: that is no kernel.
+    """
+    from tileloom.bench import Contender, Inputs
+    from tileloom.ops.attention.api import attention
+
+    def decided(case: AttentionCase, inputs: Inputs) -> Choice:
+        return _choice(case, inputs.q, inputs.k, inputs.v, config)
+
+    def refuse(case: AttentionCase, inputs: Inputs) -> str | None:
+        try:
+            choice = decided(case, inputs)
+        except TileloomError as error:
+            return str(error)
+        if choice.backend != "reference":
+            return None
+        why = [f"{backend}: {'; '.join(texts)}" for backend, texts in choice.refused.items()]
+        return " | ".join(["only the reference takes it, which is no kernel", *why])
+
+    def describe(case: AttentionCase, inputs: Inputs) -> dict[str, Any]:
+        choice = decided(case, inputs)
+        return {
+            "backend": choice.backend,
+            "config": choice.config.encode(),
+            "source": choice.source,
+            "refused": {name: list(why) for name, why in choice.refused.items()},
+        }
+
+    def prepare(case: AttentionCase, inputs: Inputs) -> Any:
+        q, k, v, is_causal = inputs.q, inputs.k, inputs.v, case.is_causal
+        return lambda: attention(q, k, v, is_causal=is_causal, config=config)
+
+    return Contender(name, "ours", prepare, refuse=refuse, describe=describe)
+
+
+def read_config(text: str) -> tuple[AttentionConfig, str]:
+    """Read one `--config`.
+
+    Args:
+        text: `config.encode()` of a config, after `CASES@` if it is for some cases only.
+
+    Returns:
+        The config, and the pattern of case names (``"*"`` without `CASES@`).
+
+    Raises:
+        OptionError: If no config is written so.
+    """
+    from tileloom.ops.attention.config import decode
+
+    cases, at, rest = text.rpartition("@")
+    try:
+        config = decode(rest)
+    except (ValueError, IndexError, TypeError):
+        config = None
+    if config is None or config.encode() != rest:
+        raise OptionError(
+            f"bench: --config {text!r} is no config; it must be a text of config.encode(), after "
+            "CASES@ if it is for some cases only. Try: --config gluon_sm90:2,128,2,tma,240 or "
+            "--config 'd64-*@triton:64,64,4,1'."
+        )
+    return config, cases if at else "*"
+
+
+def _contenders(args: argparse.Namespace) -> list[tuple[Contender, str]]:
+    """Peers, then ours, then the explicit configs; each with the pattern of its cases."""
+    from tileloom.bench import attention_peers
+    from tileloom.bench.peers import DEFAULT_PEERS, QUICK_PEERS
+
+    names = QUICK_PEERS if args.quick else DEFAULT_PEERS
+    if args.peers is not None:
+        names = [n.strip() for n in args.peers.split(",") if n.strip() not in ("", "none")]
+    chosen = [(peer, "*") for peer in attention_peers(names)]
+    chosen.append((ours(OURS, None), "*"))
+    by_text: dict[str, list[str]] = {}
+    for text in args.config:
+        config, cases = read_config(text)
+        by_text.setdefault(config.encode(), []).append(cases)
+    for text, patterns in by_text.items():
+        chosen.append((ours(text, read_config(text)[0]), ",".join(patterns)))
+    return chosen
+
+
+def _baseline(args: argparse.Namespace, contenders: Sequence[tuple[Contender, str]]) -> str:
+    names = [contender.name for contender, _ in contenders]
+    if args.baseline is None:
+        return "cudnn" if "cudnn" in names else names[0]
+    if args.baseline not in names:
+        raise OptionError(
+            f"bench: --baseline is {args.baseline!r}; it must be one of the contenders: "
+            f"{', '.join(names)}."
+        )
+    return args.baseline
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from tileloom.bench import Plan
+
+    if args.rounds is not None and args.rounds < 1:
+        raise OptionError(f"bench: --rounds is {args.rounds}; it must be at least 1.")
+    if args.quick:
+        return Plan(args.rounds or 5, sample_ms=15.0, warm_ms=8.0, pause_s=0.015)
+    return Plan(args.rounds or 9)
+
+
+def affordable_rounds(plan: Plan, contenders: int, cells: int, seconds: float) -> int:
+    """Say how many rounds a cell may take so that the cells left fit into the time left.
+
+    Args:
+        plan: Rounds wanted, lengths and pauses.
+        contenders: How many take part.
+        cells: Cells left, this one included.
+        seconds: Time left.
+
+    Returns:
+        At most the rounds wanted, at least 5 (or what is wanted, if less): with fewer rounds no
+        verdict is possible.
+    """
+    one = 1.2 * (plan.pause_s + (plan.warm_ms + plan.sample_ms) / 1000)
+    per_cell = seconds / cells - 1.5  # inputs, reference, checks
+    fit = int(per_cell / (one * max(contenders, 1)))
+    return min(plan.rounds, max(_FEWEST_ROUNDS, fit))
+
+
+def _bars(args: argparse.Namespace) -> Sequence[Bar]:
+    from tileloom.bench import load_bars
+
+    if args.bars == "none":
+        return ()
+    return load_bars(_shipped("attention_bars.json") if args.bars is None else Path(args.bars))
+
+
+def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
+    from tileloom.bench import load_cases, select
+    from tileloom.bench.machine import describe_machine, git_state, now
+
+    path = args.cases_file or _shipped("attention_cases.json")
+    contenders = _contenders(args)
+    return _Run(
+        args,
+        select(load_cases(path), args.cases),
+        contenders,
+        _bars(args),
+        _baseline(args, contenders),
+        _plan(args),
+        describe_machine(device),
+        git_state(args.commit),
+        now(),
+    )
+
+
+def _session(job: _Run, device: torch.device, watch: Watch, dog: Watchdog) -> Session:
+    from tileloom.bench import DeviceTimer, Session
+    from tileloom.testing import assert_accurate
+
+    peers = [contender.name for contender, _ in job.contenders if contender.side == "peer"]
+    return Session(
+        device,
+        DeviceTimer(device),
+        job.plan,
+        judge=assert_accurate,
+        l2_bytes=job.machine["l2_bytes"],
+        baseline=job.baseline,
+        compare=(*peers, OURS),
+        card=watch.between,
+        step=dog.step,
+    )
+
+
+def _line_of(cell: CellResult) -> str:
+    numbers = [
+        f"{entry.name} {entry.status if entry.tflops is None else f'{entry.tflops:.0f}'}"
+        for entry in cell.entries
+    ]
+    return f"{cell.case.name} ({cell.rounds} rounds, {cell.seconds:.1f} s): {', '.join(numbers)}"
+
+
+def _measure(job: _Run, session: Session, started: float) -> None:
+    """Run every cell; keeps the record up to date."""
+    from tileloom.bench import Plan, run_cell
+    from tileloom.bench.ceilings import measure_ceilings
+
+    session.step("ceilings: matmul and launch")
+    short = Plan(5, sample_ms=10.0, warm_ms=10.0, pause_s=0.02)
+    job.ceilings = measure_ceilings(session.device, session.timer, short)
+    session = replace(session, matmul_tflops=job.ceilings.matmul_tflops)
+    budget = job.args.budget or (80.0 if job.args.quick else 230.0)
+    for done, case in enumerate(job.cases):
+        contenders = [
+            contender
+            for contender, patterns in job.contenders
+            if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns.split(","))
+        ]
+        left = budget - (time.perf_counter() - started)
+        rounds = affordable_rounds(job.plan, len(contenders), len(job.cases) - done, left)
+        plan = replace(job.plan, rounds=rounds)
+        cell = run_cell(case, contenders, replace(session, plan=plan))
+        job.cells.append(cell)
+        _say(_line_of(cell))
+        job.finished = done + 1 == len(job.cases)
+        job.keep()
+
+
+def _report(job: _Run) -> int:
+    """Print the tables; the exit status."""
+    from rich.console import Console
+
+    from tileloom.bench.table import header, show
+
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(width=170)
+    for line in header(job.machine, job.code, job.ceilings):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    judged = job.judged()
+    show(console, job.cells, job.baseline, judged)
+    for note in job.notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    kept = f"record: {job.args.out}" if job.args.out else "no record is kept; --out FILE keeps one"
+    console.print(kept, markup=False, highlight=False, soft_wrap=True)
+    bad = [
+        entry
+        for cell in job.cells
+        for entry in cell.entries
+        if entry.side == "ours" and entry.status in ("wrong", "failed")
+    ]
+    missed = job.args.strict and not all(one.met for one in judged)
+    return 1 if bad or missed or not job.finished else 0
+
+
+def _run(args: argparse.Namespace, started: float) -> int:
+    import torch
+
+    from tileloom.bench.machine import Watch
+    from tileloom.bench.watchdog import Watchdog, end_process
+
+    device = torch.device(torch.cuda.current_device())
+    job = _set_up(args, device)
+    watch = Watch(device)
+    if watch.reason is not None:
+        job.notes.append(f"clock and power are not known: {watch.reason}")
+    if job.plan.rounds < _FEWEST_ROUNDS:
+        job.notes.append(
+            f"{job.plan.rounds} rounds are too few to call anything faster; 5 are needed"
+        )
+
+    def expired(text: str) -> None:
+        job.notes.append(text)
+        job.keep()
+        watch.close()
+        _report(job)
+        end_process(text)
+
+    dog = Watchdog(args.step_limit, on_expiry=expired)
+    try:
+        with dog.running(), torch.no_grad():
+            _measure(job, _session(job, device, watch, dog), started)
+    except (RuntimeError, ValueError) as error:
+        where = len(job.cells)
+        name = job.cases[where].name if where < len(job.cases) else "the end"
+        job.notes.append(
+            f"the run ended early, at {name} after {where} of {len(job.cases)} cases: "
+            f"{type(error).__name__}: {error}"
+        )
+        job.keep()
+    finally:
+        watch.close()
+    return _report(job)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        args: What the parser gave.
+
+    Returns:
+        0; 1 without a GPU, if one of our kernels is wrong or failed, if the run ended early, or
+        with ``--strict`` if a bar is missed.
+
+    Raises:
+        OptionError: If an argument names something that does not exist.
+    """
+    started = time.perf_counter()
+    import torch
+
+    if not torch.cuda.is_available():
+        _say(_NO_GPU)
+        return 1
+    return _run(args, started)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command by itself.
+
+    Args:
+        argv: Arguments without the program's name; default: the process's.
+
+    Returns:
+        The exit status of `run`; 1 after an error.
+    """
+    parser = argparse.ArgumentParser(prog="tileloom bench")
+    _add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except TileloomError as error:
+        _say(f"tileloom: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
