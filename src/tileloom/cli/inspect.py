@@ -148,14 +148,14 @@ def pairs_of(
 
 
 def table(pairs: Sequence[tuple[KernelSpec, str]], results: Sequence[CompileResult]) -> Table:
-    """Lay out compile results as a table for the terminal.
+    """Lay out compile results as a table for the terminal; see `notes` for what is wrong.
 
     Args:
-        pairs: Kernels and architectures.
+        pairs: Kernels and architectures, those of a kernel next to each other.
         results: What became of each pair.
 
     Returns:
-        One row for each pair; faults in red, other warnings of the assembler in yellow.
+        One row for each pair, under the name of its family.
     """
     from rich.markup import escape
     from rich.table import Table
@@ -163,39 +163,75 @@ def table(pairs: Sequence[tuple[KernelSpec, str]], results: Sequence[CompileResu
     from tileloom.launch.budget import faults
 
     versions = sorted({r.triton for r in results if r.error is None})
-    made = Table(title=f"compiled with Triton {', '.join(versions)}" if versions else None)
-    made.add_column("kernel", no_wrap=True)
+    made = Table(
+        title=f"compiled with Triton {', '.join(versions)}" if versions else None,
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+        header_style="bold underline",
+    )
+    made.add_column("kernel", overflow="fold")
     made.add_column("arch", no_wrap=True)
-    for name in ("registers", "spills", "shared", "stages", "warps", "blocks/SM", "compile"):
+    for name in ("regs", "spills", "shared", "stages", "warps", "blocks", "compile"):
         made.add_column(name, justify="right", no_wrap=True)
-    made.add_column("faults and warnings", overflow="fold")
+    made.add_column("verdict", no_wrap=True)
     before = None
     for (spec, arch), result in zip(pairs, results, strict=True):
-        notes = [f"[red]{escape(_first_line(text))}[/]" for text in faults(spec, result)]
-        if result.error is None:
-            known = "\n".join(notes)
-            notes += [
-                f"[yellow]{escape(text)}[/]"
-                for text in result.ptxas_warnings
-                if escape(text) not in known
-            ]
+        base = family(spec.name)
+        has_configs = base != spec.name
+        if has_configs and (before is None or family(before) != base):
+            made.add_row(f"[bold]{escape(base)}[/]")
+        label = f"  {escape(spec.name[len(base) :])}" if has_configs else f"[bold]{base}[/]"
         made.add_row(
-            "" if spec.name == before else escape(spec.name),
-            result.arch if result.error is None else arch,
+            "" if spec.name == before else label,
+            arch if result.error is not None else result.arch,
             *(_cells(spec, result) if result.error is None else ["-"] * 7),
-            "\n".join(notes) or "[green]none[/]",
+            _verdict(len(faults(spec, result)), len(_warnings(result))),
         )
         before = spec.name
     return made
 
 
-def _first_line(text: str) -> str:
-    lines = text.splitlines()
-    return lines[0] if len(lines) < 2 else f"{lines[0]} (...)"
+def _verdict(faults: int, warnings: int) -> str:
+    if faults:
+        return f"[red]{faults} fault{'s' if faults > 1 else ''}[/]"
+    if warnings:
+        return f"[yellow]{warnings} warning{'s' if warnings > 1 else ''}[/]"
+    return "[green]ok[/]"
+
+
+def _warnings(result: CompileResult) -> tuple[str, ...]:
+    from tileloom.launch.aot import serialises_wgmma
+
+    if result.error is not None:
+        return ()
+    return tuple(text for text in result.ptxas_warnings if not serialises_wgmma(text))
+
+
+def notes(
+    pairs: Sequence[tuple[KernelSpec, str]], results: Sequence[CompileResult]
+) -> list[tuple[str, str]]:
+    """Say what is behind each verdict of `table` that is not ok.
+
+    Args:
+        pairs: Kernels and architectures.
+        results: What became of each pair.
+
+    Returns:
+        Pairs of ``"fault"`` or ``"warning"`` and a text that names kernel and architecture.
+    """
+    from tileloom.launch.budget import faults
+
+    lines: list[tuple[str, str]] = []
+    for (spec, arch), result in zip(pairs, results, strict=True):
+        where = "" if result.error is not None else f"{spec.name} {arch} "
+        lines += [("fault", f"{where}{text}") for text in faults(spec, result)]
+        lines += [("warning", f"{where}ptxas: {text}") for text in _warnings(result)]
+    return lines
 
 
 def _cells(spec: KernelSpec, kernel: CompiledKernel) -> list[str]:
-    budget = f" of {spec.spill_budget}" if spec.spill_budget else ""
+    budget = f"/{spec.spill_budget}" if spec.spill_budget else ""
     return [
         str(kernel.registers),
         f"{kernel.spill_bytes}{budget} B",
@@ -297,11 +333,17 @@ def run(args: argparse.Namespace) -> int:
     elif texts:
         _print_texts(results, texts)
     else:
-        console().print(table(pairs, results))
-    for result in results:
-        if result.error is not None and not args.json:
-            print(f"\n{result.error}", file=sys.stderr)
+        _print_table(pairs, results)
     return int(any(faults(spec, result) for (spec, _), result in zip(pairs, results, strict=True)))
+
+
+def _print_table(pairs: Sequence[tuple[KernelSpec, str]], results: Sequence[CompileResult]) -> None:
+    from rich.markup import escape
+
+    shown = console()
+    shown.print(table(pairs, results))
+    for kind, text in notes(pairs, results):
+        shown.print(f"[{'red' if kind == 'fault' else 'yellow'}]{kind}[/]: {escape(text)}")
 
 
 def _print_texts(results: Sequence[CompileResult], texts: Sequence[str]) -> None:
