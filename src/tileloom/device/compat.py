@@ -1,0 +1,16 @@
+"""The one table of Gluon names that differ between Triton 3.6 and 3.9.
+
+| here | 3.6, 3.7 | 3.9 |
+|---|---|---|
+| `tma_load` | `tma.async_copy_global_to_shared` | `tma.async_load` |
+| `tma_store` | `tma.async_copy_shared_to_global` | `tma.async_store` |
+
+Where a later version kept the old name it raises, so the new name is asked for first.
+"""
+
+from __future__ import annotations
+
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global

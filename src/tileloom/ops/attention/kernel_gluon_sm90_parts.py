@@ -1,0 +1,202 @@
+"""The pieces of the Hopper attention forward: tiles, ranges, masks, softmax, one step, the store.
+
+`kernel_gluon_sm90_fwd.py` puts them together and explains the roles and the barriers.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
+from tileloom.device.order import pin
+
+TURN = gl.constexpr(8)
+CLEARED = gl.constexpr(12)
+
+
+@gluon.jit
+def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """Batch, head and first row of a tile.
+
+    With a diagonal the longest tiles come first, inside sections of heads whose K and V fit in L2,
+    so that the short ones fill the end. Without one the tiles of a head follow each other and
+    share its K and V in L2.
+    """
+    if HAS_RIGHT:
+        first = tile // (section * tiles) * section
+        within = tile - first * tiles
+        size = gl.minimum(section, heads - first)
+        back = within // size
+        index = first + within - back * size
+        row = (tiles - 1 - back) * BLOCK_M
+    else:
+        index = tile // tiles
+        row = (tile - index * tiles) * BLOCK_M
+    batch = index // heads_q
+    return batch, index - batch * heads_q, row
+
+
+@gluon.jit
+def range_of(
+    lengths_ptr, batch, row, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+    BLOCK_M: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """Keys `start .. end - 1` that some row of the tile sees; the band i + lo <= j <= i + hi."""
+    end = len_k
+    if HAS_LENGTHS:
+        end = gl.minimum(gl.maximum(gl.load(lengths_ptr + batch.to(gl.int64)), 0), len_k).to(
+            gl.int32
+        )
+    shift = end - len_q
+    start = 0
+    lo = 0
+    hi = 0
+    if HAS_LEFT:
+        lo = gl.maximum(-left_top, shift - left_bottom)
+        start = gl.maximum(row + lo, 0)
+    if HAS_RIGHT:
+        hi = gl.minimum(right_top, right_bottom + shift)
+        end = gl.minimum(end, gl.minimum(row + BLOCK_M, len_q) + hi)
+    if end <= start:  # nothing is visible: one block of zeros, all of it masked
+        end = 0
+        start = 0
+    return start, end, lo, hi
+
+
+@gluon.jit
+def mask(s, row, col, lo, hi, HAS_RIGHT: gl.constexpr, HAS_LEFT: gl.constexpr, EDGE: gl.constexpr):
+    """Hide keys outside the band, and keys before 0 where the first block may begin there."""
+    ROWS: gl.constexpr = gl.SliceLayout(1, s.type.layout)
+    COLS: gl.constexpr = gl.SliceLayout(0, s.type.layout)
+    i = gl.expand_dims(row + gl.arange(0, s.shape[0], ROWS), 1)
+    j = gl.expand_dims(col + gl.arange(0, s.shape[1], COLS), 0)
+    if HAS_RIGHT:
+        s = gl.where(j <= i + hi, s, float("-inf"))
+    if HAS_LEFT:
+        s = gl.where(j >= gl.maximum(i + lo, 0), s, float("-inf"))
+    elif EDGE:
+        s = gl.where(j >= 0, s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def row_sum(p):
+    """Sum each row over the registers of a thread only: [M, 8], four partial sums a thread."""
+    return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def softmax(s, m, total, scale, GUARD: gl.constexpr):
+    """One step of the online softmax. GUARD: a row may have seen no key yet (m = -inf)."""
+    M: gl.constexpr = s.shape[0]
+    part = gl.max(gl.reshape(s, [M, s.shape[1] // 8, 8]), 1)
+    row_max = gl.convert_layout(gl.max(part, 1), m.type.layout)
+    m_new = gl.maximum(m, row_max * scale)
+    base = m_new
+    if GUARD:
+        base = gl.where(m_new == float("-inf"), 0.0, m_new)
+    alpha = gl.exp2(m - base)
+    p = gl.exp2(s * scale - gl.expand_dims(base, 1))
+    wide = gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, total.type.layout)), 1)
+    return p, alpha, m_new, total * wide + row_sum(p)
+
+
+@gluon.jit
+def turn_begin(WG: gl.constexpr):
+    named_barrier_sync(TURN + WG, 256)
+
+
+@gluon.jit
+def turn_end(WG: gl.constexpr, CONSUMERS: gl.constexpr):
+    named_barrier_arrive(TURN + (WG + 1) % CONSUMERS, 256)
+
+
+@gluon.jit
+def slot_of(item, SLOTS: gl.constexpr):
+    return item % SLOTS, (item // SLOTS) & 1
+
+
+@gluon.jit
+def step(
+    q, ring, ring_full, ring_empty, p, acc, m, total, item, row, col, lo, hi, scale,
+    WG: gl.constexpr, CONSUMERS: gl.constexpr, MASK_RIGHT: gl.constexpr, MASK_LEFT: gl.constexpr,
+    EDGE: gl.constexpr, PIN: gl.constexpr,
+):  # fmt: skip
+    """Q K^T of a block and P V of the one before in flight together; its softmax under P V."""
+    SLOTS: gl.constexpr = ring.type.shape[0]
+    BLOCK_N: gl.constexpr = ring.type.shape[3]
+    D: gl.constexpr = ring.type.shape[4]
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    k_slot, k_phase = slot_of(item, SLOTS)
+    v_slot, v_phase = slot_of(item - 1, SLOTS)
+    mbarrier.wait(ring_full.index(k_slot), k_phase)
+    turn_begin(WG)
+    k = ring.index(k_slot).reshape([BLOCK_N, D]).permute((1, 0))
+    s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    mbarrier.wait(ring_full.index(v_slot), v_phase)
+    v = ring.index(v_slot).reshape([BLOCK_N, D])
+    acc = warpgroup_mma(p, v, acc, is_async=True)
+    turn_end(WG, CONSUMERS)
+    s = warpgroup_mma_wait(1, deps=[s])
+    arrive_each_thread(ring_empty.index(k_slot))
+    if MASK_RIGHT or MASK_LEFT or EDGE:
+        s = mask(s, row, col, lo, hi, MASK_RIGHT, MASK_LEFT, EDGE)
+    p_new, alpha, m, total = softmax(s, m, total, scale, MASK_RIGHT or MASK_LEFT or EDGE)
+    p_half = p_new.to(ring.dtype)
+    if PIN:
+        total = pin(total, 4)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    arrive_each_thread(ring_empty.index(v_slot))
+    acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout)), 1)
+    return gl.convert_layout(p_half, P_LAYOUT, assert_trivial=True), acc, m, total
+
+
+@gluon.jit
+def clear_hidden(v, hidden, WG: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Set the first `hidden` rows of a V block to zero, so that 0 * NaN cannot reach O.
+
+    The warpgroups share the work, 16 rows at a time, and meet before any of them reads V.
+    """
+    BLOCK_N: gl.constexpr = v.type.shape[0]
+    D: gl.constexpr = v.type.shape[1]
+    LANES: gl.constexpr = D // 8 if D < 256 else 32
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    for chunk in gl.static_range(BLOCK_N // 16):
+        if chunk % CONSUMERS == WG:
+            part = v.slice(chunk * 16, 16, 0)
+            x = part.load(LAYOUT)
+            i = chunk * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+            part.store(gl.where(gl.expand_dims(i >= hidden, 1), x, 0.0))
+    fence_async_shared()
+    named_barrier_sync(CLEARED, 128 * CONSUMERS)
+
+
+@gluon.constexpr_function
+def out_layout(D):
+    """Eight neighbouring columns a thread (16 bytes), on the rows its warp has in wgmma."""
+    regs = [[0, 1], [0, 2], [0, 4], [8, 0]] + [[0, c] for c in (32, 64, 128) if c < D]
+    lanes = [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(regs, lanes, [[16, 0], [32, 0]], [], [64, D])
+
+
+@gluon.jit
+def store_registers(o_ptr, o_row_stride, o, row, len_q, head_dim_8):
+    """Write O from registers in 16-byte pieces; stride and head dim come in units of 8 elements."""
+    D: gl.constexpr = o.shape[1]
+    LAYOUT: gl.constexpr = out_layout(D)
+    o = gl.convert_layout(o, LAYOUT)
+    i = row + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    j = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
+    rows = gl.expand_dims(i.to(gl.int64) * o_row_stride * 8, 1)
+    shown = gl.expand_dims(i < len_q, 1) & gl.expand_dims(j < head_dim_8 * 8, 0)
+    gl.store(o_ptr + (rows + gl.expand_dims(j, 0)), o, mask=shown)
