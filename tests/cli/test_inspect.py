@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,13 @@ def test_a_table_fits_a_terminal_of_100_columns():
     assert "[d128-causal-bf16]      sm_100" in text
     assert "8/8 B" in text
     assert len([line for line in text.splitlines() if line.strip()]) == 4
+
+
+def test_the_guide_explains_every_column():
+    guide = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text()
+    explained = re.findall(r"^\| ([a-z]+) \|", guide, re.MULTILINE)[1:]
+    headers = [str(column.header) for column in inspect.table([], []).columns]
+    assert explained == headers[2:]
 
 
 def test_a_failure_is_shown_in_full_below_the_table(canned, capsys):

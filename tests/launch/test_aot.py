@@ -196,10 +196,44 @@ def test_nothing_to_compile():
     assert compile_in_workers([]) == []
 
 
-def test_compiling_in_this_process():
+def test_compiling_in_this_process(capsys):
+    from triton import knobs
+
+    before = (knobs.cache.dir, knobs.nvidia.dump_ptxas_log, dict(os.environ))
     kernel = compile_aot(samples.SCALE, "sm_90a")
     assert isinstance(kernel, CompiledKernel)
     assert (kernel.arch, kernel.occupancy, kernel.cached) == ("sm_90", 16, False)
+    # Nothing is printed, and Triton's settings are those of before.
+    assert capsys.readouterr() == ("", "")
+    assert (knobs.cache.dir, knobs.nvidia.dump_ptxas_log, dict(os.environ)) == before
+
+
+def _children():
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_no_process_is_left_when_the_caller_stops():
+    def stop(result):
+        raise RuntimeError("enough")
+
+    before = _children()
+    with pytest.raises(RuntimeError, match="enough"):
+        compile_in_workers(_PAIRS, workers=2, timeout_s=200, on_result=stop)
+    assert _children() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"workers": 0}, "workers is 0; it must be at least 1"),
+        ({"timeout_s": 0}, "timeout_s is 0; it must be a positive number"),
+        ({"timeout_s": float("nan")}, "timeout_s is nan; it must be a positive number"),
+    ],
+)
+def test_options_out_of_range(options, said):
+    with pytest.raises(OptionError) as caught:
+        compile_in_workers([(samples.SCALE, "sm_90")], **options)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(

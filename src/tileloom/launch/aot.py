@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tileloom.errors import CompileError
+from tileloom.errors import CompileError, OptionError
 from tileloom.launch import compat
 from tileloom.launch.occupancy import blocks_per_sm, limits_of, normal_arch
 
@@ -154,7 +154,8 @@ CompileResult = CompiledKernel | CompileFailure
 def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -> CompiledKernel:
     """Compile a kernel in this process, with no GPU.
 
-    The compiler may abort the process on an invalid layout: prefer `compile_in_workers`.
+    The compiler may abort the process on an invalid layout: prefer `compile_in_workers`. Not for
+    several threads at a time: it redirects `sys.stdout`, where Triton prints the assembler's log.
 
     Args:
         spec: The kernel.
@@ -363,10 +364,20 @@ def compile_in_workers(
         names the kernel and ends with the last lines that the compiler wrote.
 
     Raises:
-        OptionError: If tileloom does not compile for one of the architectures.
+        OptionError: If tileloom does not compile for one of the architectures, or `workers` or
+            `timeout_s` is not positive.
     """
     from tileloom.launch.workers import WorkerPool
 
+    if workers is not None and workers < 1:
+        raise OptionError(
+            f"compile: workers is {workers}; it must be at least 1, or None for one a core. "
+            "Try: workers=None."
+        )
+    if not timeout_s > 0:
+        raise OptionError(
+            f"compile: timeout_s is {timeout_s}; it must be a positive number of seconds. Try: 120."
+        )
     jobs = [(spec, normal_arch(arch)) for spec, arch in pairs]
     with tempfile.TemporaryDirectory(prefix="tileloom-aot-") as fresh:
         pool = WorkerPool(
