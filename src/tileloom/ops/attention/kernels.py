@@ -1,0 +1,198 @@
+"""Every shipped config of the attention kernels, as something that compiles with no GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tileloom.launch.aot import KernelSpec
+from tileloom.ops.attention.config import TritonConfig, gluon_rule, padded_head_dim, triton_rule
+from tileloom.ops.attention.masks import Band
+from tileloom.ops.attention.problem import AttentionProblem, Layout
+from tileloom.target import SMEM_BYTES, Target
+
+PROVED_32BIT: Mapping[str, str] = {}
+"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
+
+_SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def shipped() -> tuple[KernelSpec, ...]:
+    """Return a spec for every config that dispatch can choose, in the forms that differ most."""
+    return (*_triton_specs(), *_gluon_specs())
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What changes the code of a kernel besides head dim and dtype."""
+
+    name: str
+    band: Band = field(default_factory=Band)
+    has_key_lengths: bool = False
+    has_mask: bool = False
+    has_bias: bool = False
+    length: int = 4096
+
+
+_FULL = _Form("full")
+_RAGGED = _Form("ragged", length=4001)
+_LENGTHS = _Form("lengths", has_key_lengths=True)
+_CAUSAL_LENGTHS = _Form("causal-lengths", Band(right_top=0), has_key_lengths=True)
+_CAUSAL = _Form("causal", Band(right_top=0))
+_WINDOW = _Form("window-lengths", Band(left_bottom=256, right_bottom=256), has_key_lengths=True)
+_TENSORS = replace(_WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True)
+
+
+def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem:
+    n = form.length
+    layout = Layout((16 * n * head_dim, n * head_dim, head_dim, 1), True)
+    return AttentionProblem(
+        batch=1,
+        heads_q=16,
+        heads_kv=16,
+        len_q=n,
+        len_k=n,
+        head_dim=head_dim,
+        head_dim_v=head_dim,
+        dtype=dtype,
+        scale=1.0 / math.sqrt(head_dim),
+        q=layout,
+        k=layout,
+        v=layout,
+        band=form.band,
+        has_key_lengths=form.has_key_lengths,
+        has_mask=form.has_mask,
+        has_bias=form.has_bias,
+    )
+
+
+_TRITON_CASES = (
+    (torch.float16, 32, (_FULL,)),
+    (torch.float16, 72, (_CAUSAL,)),
+    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS)),
+    (torch.bfloat16, 128, (_CAUSAL, _WINDOW, _TENSORS)),
+    (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
+    (torch.bfloat16, 512, (_WINDOW, _TENSORS)),
+    *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (32, 64, 128, 256, 512)),
+)
+
+
+def _triton_specs() -> tuple[KernelSpec, ...]:
+    specs: list[KernelSpec] = []
+    for dtype, head_dim, forms in _TRITON_CASES:
+        for form in forms:
+            problem = _problem(head_dim, dtype, form)
+            archs: dict[TritonConfig, list[str]] = {}
+            for capability in SMEM_BYTES:
+                target = Target("cuda", capability, 1, SMEM_BYTES[capability], "any")
+                archs.setdefault(triton_rule(problem, target), []).append(target.arch)
+            for config, names in archs.items():
+                specs.append(_triton_spec(problem, form, config, tuple(names)))
+    return tuple(specs)
+
+
+def _triton_spec(
+    problem: AttentionProblem, form: _Form, config: TritonConfig, archs: tuple[str, ...]
+) -> KernelSpec:
+    from tileloom.ops.attention import kernel_triton as kernel
+
+    dtype = _SHORT[problem.dtype]
+    vector = 16 // problem.dtype.itemsize
+    constexprs: dict[str, object] = {
+        **kernel.constants(problem, config),
+        "VECTOR": vector,
+        # A mask and a bias with a row for each query, the bias unaligned: the costliest form.
+        "MASK_MODE": 2 if form.has_mask else 0,
+        "MASK_VECTOR": 16 if form.has_mask else 0,
+        "BIAS_MODE": 2 if form.has_bias else 0,
+        "BIAS_VECTOR": 1 if form.has_bias else 0,
+    }
+    signature = {
+        **dict.fromkeys(("q", "k", "v", "bias", "out"), f"*{dtype}"),
+        "mask": "*u8",
+        "lengths": "*i32",
+        "lse": "*fp32",
+        "scale": "fp32",
+        **dict.fromkeys(kernel.INT64_ARGUMENTS, "i64"),
+        **dict.fromkeys(kernel.INT32_ARGUMENTS, "i32"),
+    }
+    absent = {
+        "mask": not form.has_mask,
+        "bias": not form.has_bias,
+        "lengths": not form.has_key_lengths,
+    }
+    constexprs.update({name: None for name, is_absent in absent.items() if is_absent})
+    signature.update(dict.fromkeys(constexprs, "constexpr"))
+    tiles = f"{config.block_m}x{config.block_n}-w{config.num_warps}-s{config.num_stages}"
+    return KernelSpec(
+        name=f"attention_fwd_triton[d{problem.head_dim}-{form.name}-{dtype}-{tiles}]",
+        function="tileloom.ops.attention.kernel_triton:attention_fwd_kernel",
+        gluon=False,
+        signature=signature,
+        constexprs=constexprs,
+        archs=archs,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*") and n != "bias"),
+    )
+
+
+_GLUON_CASES = (
+    (torch.bfloat16, 16, (_WINDOW,)),
+    (torch.float16, 32, (_LENGTHS, _CAUSAL)),
+    (torch.bfloat16, 64, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
+    (torch.bfloat16, 128, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
+    (torch.float16, 128, (_CAUSAL,)),
+    (torch.bfloat16, 256, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
+)
+
+_SPILLS: Mapping[str, tuple[int, str]] = {}
+"""`head dim-form` -> bytes allowed and the measurement that justifies them."""
+
+
+def _gluon_specs() -> tuple[KernelSpec, ...]:
+    return tuple(
+        _gluon_spec(_problem(head_dim, dtype, form), form)
+        for dtype, head_dim, forms in _GLUON_CASES
+        for form in forms
+    )
+
+
+def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
+    from tileloom.ops.attention import kernel_gluon_sm90_fwd as kernel
+
+    config = gluon_rule(problem)
+    dtype = _SHORT[problem.dtype]
+    width = padded_head_dim(problem.head_dim)
+    tensors = {"q_desc": 64, "k_desc": config.block_n, "v_desc": config.block_n, "o_desc": 64}
+    signature = {
+        name: f"tensordesc<{dtype}[1, 1, {rows}, {width}],{{layout}}>"
+        for name, rows in tensors.items()
+    }
+    signature |= {"o_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lengths_ptr": "*i32"}
+    signature |= {"counter": "*i32", "scale": "fp32"}
+    signature |= dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
+    constexprs = kernel.constants(problem, config)
+    if not constexprs["STORE_TMA"]:
+        constexprs["o_desc"] = None
+    if not problem.has_key_lengths:
+        constexprs["lengths_ptr"] = None
+    if not kernel.is_dynamic(problem):
+        constexprs["counter"] = None
+    signature |= dict.fromkeys(constexprs, "constexpr")
+    spills, reason = _SPILLS.get(f"{problem.head_dim}-{form.name}", (0, ""))
+    return KernelSpec(
+        name=f"attention_fwd_gluon_sm90[d{problem.head_dim}-{form.name}-{dtype}]",
+        function="tileloom.ops.attention.kernel_gluon_sm90_fwd:attention_fwd_kernel",
+        gluon=True,
+        signature=signature,
+        constexprs=constexprs,
+        archs=("sm_90",),
+        layouts={name: kernel.layout_arguments(width) for name in tensors if name in signature},
+        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
+        spill_budget=spills,
+        spill_reason=reason,
+    )
