@@ -1,11 +1,13 @@
+import gc
 from collections import Counter
 from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
+import torch
 from tests.bench.fakes import FakeTimer
 
-from tileloom.bench import Plan, interleave
+from tileloom.bench import DeviceTimer, Plan, affordable_rounds, interleave
 from tileloom.bench.timer import Runner, rotation
 
 PLAN = Plan(rounds=6, sample_ms=10.0, warm_ms=5.0, pause_s=0.25)
@@ -157,3 +159,49 @@ def test_a_lost_device_ends_everything():
 
     with pytest.raises(RuntimeError, match="illegal memory access"):
         interleave([Runner("bad", call), _runner("good", timer, 1.0)], PLAN, timer)
+
+
+def test_the_device_timer_queues_the_calls_behind_a_spinning_kernel(monkeypatch):
+    """Start is recorded after the spin, end after the last call, and only then it waits."""
+    log = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+            self.name = ("start", "end")[Event.made]
+            Event.made += 1
+
+        def record(self):
+            log.append(f"record {self.name}")
+
+        def synchronize(self):
+            log.append(f"wait {self.name}")
+
+        def elapsed_time(self, other):
+            assert (self.name, other.name) == ("start", "end")
+            return 12.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append(f"spin {cycles}"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append("finish"))
+    timer = DeviceTimer(torch.device("cpu"))
+    sample = timer.sample(lambda i: log.append(i), 3, 2.5)
+    assert sample.device_ms == 4.0
+    assert 0 < sample.host_us < 1e5
+    assert log == ["spin 5000000", "record start", 0, 1, 2, "record end", "wait end"]
+    log.clear()
+    timer.pause(0.0)
+    timer.warm(lambda i: log.append(i), 2)
+    assert log == ["finish", 0, 1]
+    assert gc.isenabled()
+
+
+def test_rounds_shrink_only_as_far_as_verdicts_are_possible():
+    plan = Plan(9, sample_ms=40.0, warm_ms=20.0, pause_s=0.03)
+    assert affordable_rounds(plan, 6, 18, 230.0) == 9
+    assert affordable_rounds(plan, 6, 18, 100.0) == 6
+    assert affordable_rounds(plan, 6, 18, 10.0) == 5
+    assert affordable_rounds(plan, 6, 18, -10.0) == 5
+    assert affordable_rounds(Plan(3), 6, 18, -10.0) == 3

@@ -11,7 +11,7 @@ from tileloom.bench.reference import reference_pair
 from tileloom.bench.run import CellResult, Entry, Session, run_cell
 from tileloom.bench.stats import Ratio, Summary, geometric_mean, ratio_of, summarise
 from tileloom.bench.store import document, load, save
-from tileloom.bench.timer import DeviceTimer, Plan, Sample, Timer, interleave
+from tileloom.bench.timer import DeviceTimer, Plan, Sample, Timer, affordable_rounds, interleave
 
 __all__ = [
     "PEERS",
@@ -29,6 +29,7 @@ __all__ = [
     "Session",
     "Summary",
     "Timer",
+    "affordable_rounds",
     "attention_peers",
     "document",
     "geometric_mean",

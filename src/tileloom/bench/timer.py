@@ -12,6 +12,8 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from tileloom.bench.stats import FEWEST_ROUNDS
+
 IndexedCall = Callable[[int], Any]
 
 # The driver's queue holds 1024 launches; a call may be several.
@@ -46,6 +48,25 @@ class Plan:
     warm_ms: float = 20.0
     pause_s: float = 0.03
     least_calls: int = 2
+
+
+def affordable_rounds(plan: Plan, contenders: int, cells: int, seconds: float) -> int:
+    """Say how many rounds a cell may take so that the cells left fit into the time left.
+
+    Args:
+        plan: Rounds wanted, lengths and pauses.
+        contenders: How many take part.
+        cells: Cells left, this one included.
+        seconds: Time left.
+
+    Returns:
+        At most the rounds wanted, at least 5 (or what is wanted, if less): with fewer rounds no
+        verdict is possible.
+    """
+    one = 1.2 * (plan.pause_s + (plan.warm_ms + plan.sample_ms) / 1000)
+    per_cell = seconds / cells - 1.5  # inputs, reference, checks
+    fit = int(per_cell / (one * max(contenders, 1)))
+    return min(plan.rounds, max(FEWEST_ROUNDS, fit))
 
 
 class Timer(Protocol):

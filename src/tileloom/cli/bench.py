@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tileloom.ops.attention.config import AttentionConfig
 
 OURS = "tileloom"
-_FEWEST_ROUNDS = 5
 _NO_GPU = (
     "bench: this machine has no GPU that PyTorch can use (torch.cuda.is_available() is False); "
     "times of a CPU say nothing about the kernels. Try: a machine with an NVIDIA GPU, or "
@@ -64,8 +63,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="comma list of cudnn, flash, efficient, fa4, flex, or none; default: all but flex, "
         "which compiles; with --quick cudnn and efficient")
     add("--config", action="append", default=[], metavar="[CASES@]TEXT",
-        help="one more contender: an explicit config as config.encode() writes it, such as "
-        "gluon_sm90:2,128,2,tma,240, or d64-*@... to run it in some cases only; may be repeated")
+        help="one more contender: an explicit config, as config.encode() and the record of a run "
+        "write it; after d64-*@ in the cases of that name only; may be repeated")
     add("--baseline", metavar="NAME",
         help="whom all others are compared with; default: cudnn, else the first contender")
     add("--rounds", type=int, metavar="N", help="samples of each contender; default 9, quick 5")
@@ -229,18 +228,19 @@ def read_config(text: str) -> tuple[AttentionConfig, str]:
     Raises:
         OptionError: If no config is written so.
     """
-    from tileloom.ops.attention.config import decode
+    from tileloom.ops.attention.config import GluonSm90Config, TritonConfig, decode
 
     cases, at, rest = text.rpartition("@")
     try:
         config = decode(rest)
     except (ValueError, IndexError, TypeError):
         config = None
-    if config is None or config.encode() != rest:
+    # Fields left out at the end have their defaults; all others must come back as they are.
+    if config is None or not f"{config.encode()},".startswith(f"{rest},"):
         raise OptionError(
             f"bench: --config {text!r} is no config; it must be a text of config.encode(), after "
-            "CASES@ if it is for some cases only. Try: --config gluon_sm90:2,128,2,tma,240 or "
-            "--config 'd64-*@triton:64,64,4,1'."
+            f"CASES@ if it is for some cases only. Try: --config {GluonSm90Config().encode()} or "
+            f"--config 'd64-*@{TritonConfig().encode()}'."
         )
     return config, cases if at else "*"
 
@@ -284,25 +284,6 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.quick:
         return Plan(args.rounds or 5, sample_ms=15.0, warm_ms=8.0, pause_s=0.015)
     return Plan(args.rounds or 9)
-
-
-def affordable_rounds(plan: Plan, contenders: int, cells: int, seconds: float) -> int:
-    """Say how many rounds a cell may take so that the cells left fit into the time left.
-
-    Args:
-        plan: Rounds wanted, lengths and pauses.
-        contenders: How many take part.
-        cells: Cells left, this one included.
-        seconds: Time left.
-
-    Returns:
-        At most the rounds wanted, at least 5 (or what is wanted, if less): with fewer rounds no
-        verdict is possible.
-    """
-    one = 1.2 * (plan.pause_s + (plan.warm_ms + plan.sample_ms) / 1000)
-    per_cell = seconds / cells - 1.5  # inputs, reference, checks
-    fit = int(per_cell / (one * max(contenders, 1)))
-    return min(plan.rounds, max(_FEWEST_ROUNDS, fit))
 
 
 def _bars(args: argparse.Namespace) -> Sequence[Bar]:
@@ -360,7 +341,7 @@ def _line_of(cell: CellResult) -> str:
 
 def _measure(job: _Run, session: Session, started: float) -> None:
     """Run every cell; keeps the record up to date."""
-    from tileloom.bench import Plan, run_cell
+    from tileloom.bench import Plan, affordable_rounds, run_cell
     from tileloom.bench.ceilings import measure_ceilings
 
     session.step("ceilings: matmul and launch")
@@ -411,20 +392,29 @@ def _report(job: _Run) -> int:
     return 1 if bad or missed or not job.finished else 0
 
 
+def _device() -> torch.device:
+    """The current GPU."""
+    import torch
+
+    return torch.device(torch.cuda.current_device())
+
+
 def _run(args: argparse.Namespace, started: float) -> int:
     import torch
 
     from tileloom.bench.machine import Watch
+    from tileloom.bench.stats import FEWEST_ROUNDS
     from tileloom.bench.watchdog import Watchdog, end_process
 
-    device = torch.device(torch.cuda.current_device())
+    device = _device()
     job = _set_up(args, device)
     watch = Watch(device)
     if watch.reason is not None:
         job.notes.append(f"clock and power are not known: {watch.reason}")
-    if job.plan.rounds < _FEWEST_ROUNDS:
+    if job.plan.rounds < FEWEST_ROUNDS:
         job.notes.append(
-            f"{job.plan.rounds} rounds are too few to call anything faster; 5 are needed"
+            f"{job.plan.rounds} rounds are too few to call anything faster; {FEWEST_ROUNDS} are "
+            "needed"
         )
 
     def expired(text: str) -> None:
