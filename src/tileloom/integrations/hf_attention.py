@@ -101,7 +101,7 @@ class Registration:
             if entry.holders:
                 return
             del _entries[self.name]
-            for mapping, ours, before in zip(_mappings(), entry.ours, entry.before):
+            for mapping, ours, before in zip(interfaces(), entry.ours, entry.before):
                 if mapping.get(self.name) is not ours:
                     continue  # somebody registered another function over ours; it stays
                 if before is None:
@@ -163,7 +163,7 @@ def register(
             f"Try: ignore=({ignore!r},)."
         )
     options = (padding, frozenset(ignore))
-    attention_map, mask_map = _mappings()
+    attention_map, mask_map = interfaces()
     with _lock:
         entry = _entries.get(name)
         if entry is None:
@@ -180,8 +180,12 @@ def register(
     return Registration(name)
 
 
-def _mappings() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The two tables of transformers that all models share."""
+def interfaces() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the two tables of transformers that all models share: attentions, then masks.
+
+    Raises:
+        MissingTransformersError: If transformers cannot be imported or is older than version 5.
+    """
     try:
         from transformers import AttentionInterface
         from transformers.masking_utils import AttentionMaskInterface

