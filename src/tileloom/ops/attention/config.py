@@ -20,7 +20,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _MAX_INT32 = 2**31 - 1
 
 
-def _padded(head_dim: int) -> int:
+def padded_head_dim(head_dim: int) -> int:
     """The power of two that a tile's columns are rounded up to; at least one wgmma K step."""
     return max(16, 1 << max(head_dim - 1, 0).bit_length())
 
@@ -46,21 +46,25 @@ class TritonConfig:
     """The portable kernel; see `kernel_triton.py`.
 
     Attributes:
-        block_m: Query rows of a tile.
-        block_n: Keys of a step.
-        num_warps: Warps of a block.
+        block_m: Query rows of a tile: a power of two, at least 16.
+        block_n: Keys of a step: a power of two, at least 16.
+        num_warps: Warps of a block: a power of two.
         num_stages: Depth of the software pipeline.
+        chunk_d: Columns of q and k that one product takes, a power of two, at least 16; 0 for all
+            of them. Below the head dim, q is read again in every step instead of kept.
     """
 
     block_m: int = 64
     block_n: int = 64
     num_warps: int = 4
     num_stages: int = 1
+    chunk_d: int = 0
     backend = "triton"
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
-        return f"triton:{self.block_m},{self.block_n},{self.num_warps},{self.num_stages}"
+        fields = (self.block_m, self.block_n, self.num_warps, self.num_stages, self.chunk_d)
+        return f"triton:{','.join(map(str, fields))}"
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
@@ -78,9 +82,35 @@ class TritonConfig:
             why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
         if max(problem.head_dim, problem.head_dim_v) > 512:
             why.append(f"head dims {problem.head_dim} and {problem.head_dim_v} exceed 512")
-        if problem.len_q + problem.len_k > _MAX_INT32:
-            why.append("Lq + Lk exceeds 2^31 - 1")
+        limit = _MAX_INT32 - self.block_m - self.block_n
+        if problem.len_q + problem.len_k > limit:
+            why.append(f"Lq + Lk is {problem.len_q + problem.len_k}, more than {limit}")
+        tiles = problem.batch * problem.heads_q * -(-problem.len_q // max(self.block_m, 1))
+        if tiles > _MAX_INT32:
+            why.append(f"B * Hq * ceil(Lq / block_m) is {tiles}, more than 2^31 - 1")
+        why += self._faults()
+        if self.num_stages > 1 and problem.dtype in _HALF:
+            why += _pipeline_reasons(target)
+        if self.block_m >= 64 and problem.dtype == torch.float32 and target.capability[0] == 10:
+            why.append(
+                f"block_m is {self.block_m}, and for sm_100 Triton compiles float32 products of "
+                "64 rows or more to TF32 (seen in the PTX of 3.7.1)"
+            )
         return tuple(why)
+
+    def _faults(self) -> list[str]:
+        """What is wrong with the config itself."""
+        why: list[str] = []
+        ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
+        for name, least, most in ranges:
+            value = getattr(self, name)
+            if value & (value - 1) or not least <= value <= most:
+                why.append(f"{name} is {value}, not a power of two in {least}..{most}")
+        if self.chunk_d and (self.chunk_d & (self.chunk_d - 1) or not 16 <= self.chunk_d <= 512):
+            why.append(f"chunk_d is {self.chunk_d}, not 0 or a power of two in 16..512")
+        if self.num_stages < 1:
+            why.append(f"num_stages is {self.num_stages}, not at least 1")
+        return why
 
 
 @dataclass(frozen=True)
@@ -94,6 +124,7 @@ class GluonSm90Config:
         store: ``"tma"`` writes O through Q's shared memory, ``"registers"`` straight from
             registers (frees nothing, but needs no shared memory and no TMA descriptor).
         registers: Registers of a consumer thread.
+        pin: Hold the wait for P V behind the softmax; see `tileloom.device.order.pin`.
     """
 
     consumers: int = 2
@@ -101,13 +132,14 @@ class GluonSm90Config:
     stages: int = 2
     store: Literal["tma", "registers"] = "tma"
     registers: int = 240
+    pin: bool = False
     backend = "gluon_sm90"
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
         return (
             f"gluon_sm90:{self.consumers},{self.block_n},{self.stages},{self.store},"
-            f"{self.registers}"
+            f"{self.registers},{int(self.pin)}"
         )
 
     @property
@@ -117,9 +149,9 @@ class GluonSm90Config:
 
     def smem_bytes(self, head_dim: int) -> int:
         """Shared memory of a block, in bytes, barriers included."""
-        d = _padded(head_dim)
-        tiles = self.block_m * d + 2 * self.stages * self.block_n * d
-        return 2 * tiles + 1024
+        d = padded_head_dim(head_dim)
+        q_rows = self.block_m * (2 if self.store == "tma" else 1)
+        return 2 * d * (q_rows + 2 * self.stages * self.block_n) + 1024
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
@@ -145,8 +177,10 @@ class GluonSm90Config:
             why.append("a bias is given")
         if not problem.scale > 0:
             why.append(f"scale {problem.scale} is not positive")
-        if problem.len_q + problem.len_k > _MAX_INT32 - 256:
-            why.append("Lq + Lk exceeds 2^31 - 257")
+        if problem.len_q + problem.len_k > 2**30:
+            why.append("Lq + Lk exceeds 2^30")
+        if problem.batch * problem.heads_q * -(-problem.len_q // self.block_m) > 2**30:
+            why.append("there are more than 2^30 tiles")
         why += _tma_reasons(problem)
         if target.kind != "cpu" and self.smem_bytes(problem.head_dim) > target.smem:
             why.append(
@@ -158,6 +192,26 @@ class GluonSm90Config:
 
 AttentionConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 BACKENDS = ("gluon_sm90", "triton", "reference")
+
+
+def _pipeline_reasons(target: Target) -> list[str]:
+    """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
+    from tileloom.launch import compat
+
+    if target.capability[0] == 10:
+        return [
+            "num_stages is above 1, and Triton's cp.async pipeline into tcgen05.mma lacks a proxy "
+            "fence (seen in the PTX of 3.6.0 and 3.7.1)"
+        ]
+    if target.capability[0] != 9 or not has_triton():
+        return []
+    version = compat.triton_version()
+    if compat.has_wgmma_proxy_fence(version):
+        return []
+    return [
+        f"num_stages is above 1, and Triton {'.'.join(map(str, version))} puts no proxy fence "
+        "between cp.async and wgmma; 3.7.1 and later do"
+    ]
 
 
 def _tma_reasons(problem: AttentionProblem) -> list[str]:
@@ -188,29 +242,54 @@ def decode(text: str) -> AttentionConfig | None:
     if backend == "gluon_sm90":
         store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
         return GluonSm90Config(
-            int(fields[0]), int(fields[1]), int(fields[2]), store, int(fields[4])
+            *(int(f) for f in fields[:3]), store, int(fields[4]), fields[5] == "1"
         )
     return ReferenceConfig() if backend == "reference" else None
 
 
 def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
     """Give the Hopper config for a problem (H100: benchmarks/results/attention_fwd*.json)."""
-    d = _padded(problem.head_dim)
+    d = padded_head_dim(problem.head_dim)
     if d == 256:
         return GluonSm90Config(2, 64, 2, "registers", 240)
-    return GluonSm90Config(2, 128, 2, "tma", 240)
+    if d == 128:
+        return GluonSm90Config(2, 128, 2, "tma", 240)
+    if problem.band.has_right:
+        return GluonSm90Config(2, 128, 4, "tma", 240)
+    return GluonSm90Config(3, 128, 4, "tma", 160)
 
 
 def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
-    """The portable config for a problem: tiles that fit the registers and shared memory."""
-    del target
-    widest = max(_padded(problem.head_dim), _padded(problem.head_dim_v))
-    size = 4 if problem.dtype == torch.float32 else 2
-    if widest * size <= 128:
+    """Give the portable config for a problem: the largest tiles that spill no register.
+
+    Found by compiling for sm_80, sm_90 and sm_100 without a GPU; not tuned on one. From sm_90 on
+    there is one stage: see `_pipeline_reasons`, and with two stages ptxas serialises every wgmma
+    (C7515, Triton 3.6.0 to 3.9.0).
+    """
+    widest = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v))
+    is_new = target.capability[0] in (9, 10)
+    if problem.dtype == torch.float32:
+        if widest <= 64:
+            rows = 32 if target.capability[0] == 10 else 64
+            return TritonConfig(rows, 32, 4 if widest <= 32 else 8, 1, 16)
+        if widest == 128:
+            return TritonConfig(32, 32, 8, 1, 16)
+        return TritonConfig(32, 16, 8, 1, 16) if widest == 256 else TritonConfig(16, 16, 8, 1, 16)
+    if widest > 256:
+        if problem.has_mask or problem.has_bias or not is_new:
+            return TritonConfig(64 if is_new else 32, 16, 8, 1, 64)
+        return TritonConfig(64, 32, 8, 1, 64)
+    if problem.has_mask or problem.has_bias:
+        return TritonConfig(64, 32, 8, 1, 64 if widest == 256 else 0)
+    if widest <= 64:
+        if not is_new:
+            return TritonConfig(128, 64, 4 if widest <= 32 else 8, 3)
         return TritonConfig(128, 64, 4, 1)
-    if widest * size <= 512:
-        return TritonConfig(64, 64, 4, 1)
-    return TritonConfig(32 if size == 4 else 64, 32, 4 if size == 4 else 8, 1)
+    if widest == 128:
+        if not is_new:
+            return TritonConfig(128, 32, 8, 3)
+        return TritonConfig(64, 64 if target.capability[0] == 9 else 32, 4, 1)
+    return TritonConfig(64, 32, 8, 1 if is_new else 2)
 
 
 def choose(
