@@ -7,7 +7,7 @@ from tests.launch import samples, shipped
 from tests.launch.versions import OTHERS, triton_folder
 
 import tileloom.ops
-from tileloom.launch.aot import compile_in_workers
+from tileloom.launch.aot import CompileFailure, compile_in_workers
 from tileloom.launch.budget import faults, is_unfenced
 from tileloom.launch.occupancy import LIMITS
 
@@ -60,6 +60,20 @@ def test_every_kernel_file_ships_something():
         for path in root.glob("*/kernel_*.py")
     }
     assert files == {spec.function.partition(":")[0] for spec in shipped.SPECS.values()}
+
+
+def test_a_pass_is_made_once_for_all_processes(tmp_path, monkeypatch):
+    calls = []
+
+    def compile_now(pairs, **options):
+        calls.append(options["cache_dir"])
+        return [CompileFailure("k", "sm_90", "no")]
+
+    monkeypatch.setattr(shipped, "compile_in_workers", compile_now)
+    for version in (shipped.OWN, shipped.OWN, "3.6.0"):
+        found = shipped.compile_once(version, full=False, shared=tmp_path, cache=tmp_path / "c")
+        assert found == {("k", "sm_90"): CompileFailure("k", "sm_90", "no")}
+    assert calls == [tmp_path / "c" / shipped.OWN, tmp_path / "c" / "3.6.0"]
 
 
 def test_specs_are_well_formed():
