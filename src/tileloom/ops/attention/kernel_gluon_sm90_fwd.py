@@ -9,13 +9,14 @@ runs the softmax of key block j while P V of block j - 1 is on the tensor cores.
 length are dealt round robin; where a diagonal or lengths make them unequal, the producer draws the
 next tile from a counter in global memory and mails its number to the consumers.
 
-    keys:   start ........................................... end
-                  [ n-1 ][ n-2 ] ...          [ 1 ][ 0 ]          <- blocks, walked from the right
+    keys:            start .................................. end
+    with a band:   [ n-1 ][ n-2 ] ...            [ 1 ][ 0 ]       <- from the diagonal leftwards
+    without:       [  0  ][  1  ] ...        [ n-2 ][ n-1 ]       <- from the ragged end rightwards
 
-Key blocks are counted from the right end of what the tile may see, so that no block reaches past
-it: the keys behind a length or a diagonal are never loaded. The last block may begin left of key
-0; TMA fills those rows with zeros. Only a left window bound can leave hidden keys in a tile, in the
-last block; those rows of V are cleared in shared memory (`clear_hidden`).
+Key blocks are laid from the right end of what the tile may see, so that no block reaches past it:
+the keys behind a length or a diagonal are never loaded. The leftmost block may begin before key 0;
+TMA fills those rows with zeros. Only a left window bound can leave hidden keys in a tile, in the
+leftmost block; those rows of V are cleared in shared memory (`clear_hidden`).
 
 Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile).
 
@@ -56,9 +57,10 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.ops.attention.config import GluonSm90Config, padded_head_dim
-from tileloom.ops.attention.kernel_gluon_sm90_parts import (
+from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
     clear_hidden,
+    column_of,
     mask,
     range_of,
     row_sum,
@@ -123,10 +125,11 @@ def _producer(
             BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         following = tile + gl.num_programs(0)
-        for j in range(gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)):
+        blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
+        for j in range(blocks):
             k_slot, k_phase = slot_of(item, SLOTS)
             v_slot, v_phase = slot_of(item + 1, SLOTS)
-            col = end - (j + 1) * BLOCK_N
+            col = column_of(j, blocks, end, BLOCK_N, HAS_LEFT or HAS_RIGHT)
             mbarrier.wait(ring_empty.index(k_slot), k_phase ^ 1)
             mbarrier.expect(ring_full.index(k_slot), k_desc.block_type.nbytes)
             tma_load(k_desc, [batch, kv_head, col, 0], ring_full.index(k_slot), ring.index(k_slot))
@@ -167,7 +170,8 @@ def _consumer(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     EDGE: gl.constexpr = not EVEN
-    MASKED: gl.constexpr = HAS_RIGHT or HAS_LEFT or EDGE
+    BAND: gl.constexpr = HAS_RIGHT or HAS_LEFT
+    LEFT_LOOP: gl.constexpr = HAS_LEFT or (HAS_RIGHT and EDGE)
     if WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
     tile = gl.program_id(0)
@@ -181,12 +185,12 @@ def _consumer(
         )  # fmt: skip
         row = tile_row + 64 * WG
         blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
-        # Blocks 0 .. clear - 1 meet the right bound, blocks edge .. blocks - 1 the left one.
+        # Masked: block 0, 1 .. clear - 1 (the right bound), edge .. blocks - 1 (the left bound).
         clear = 1
         if HAS_RIGHT:
             clear = gl.minimum(gl.maximum(gl.cdiv(end - 1 - row - hi, BLOCK_N), 1), blocks)
         edge = blocks
-        if HAS_LEFT or EDGE:
+        if LEFT_LOOP:
             first = 0
             if HAS_LEFT:
                 first = gl.maximum(row + 63 + lo, 0)
@@ -208,8 +212,9 @@ def _consumer(
                 arrive_each_thread(q_empty.index(((count - 1) % Q_BUFFERS) * CONSUMERS + WG))
         s = warpgroup_mma_wait(0, deps=[s])
         arrive_each_thread(ring_empty.index(slot))
-        if MASKED:
-            s = mask(s, row, end - BLOCK_N, lo, hi, HAS_RIGHT, HAS_LEFT, EDGE)
+        if BAND or EDGE:
+            col = column_of(0, blocks, end, BLOCK_N, BAND)
+            s = mask(s, row, col, lo, hi, HAS_RIGHT, HAS_LEFT, EDGE)
         m = gl.full([64], float("-inf"), gl.float32, ROWS)
         total = row_sum(zero)
         p, _, m, total = softmax(s, m, total, scale, True)
@@ -218,22 +223,23 @@ def _consumer(
 
         if HAS_RIGHT:
             for j in range(1, clear):
+                col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
-                    q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row,
-                    end - (j + 1) * BLOCK_N, lo, hi, scale, WG, CONSUMERS, True, HAS_LEFT, EDGE,
-                    PIN,
+                    q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
+                    lo, hi, scale, WG, CONSUMERS, True, HAS_LEFT, EDGE, PIN,
                 )  # fmt: skip
         for j in range(clear, edge):
+            col = column_of(j, blocks, end, BLOCK_N, BAND)
             p, acc, m, total = step(
-                q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row,
-                end - (j + 1) * BLOCK_N, lo, hi, scale, WG, CONSUMERS, False, False, False, PIN,
+                q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
+                lo, hi, scale, WG, CONSUMERS, False, False, False, PIN,
             )  # fmt: skip
-        if HAS_LEFT or EDGE:
+        if LEFT_LOOP:
             for j in range(edge, blocks):
+                col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
-                    q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row,
-                    end - (j + 1) * BLOCK_N, lo, hi, scale, WG, CONSUMERS, False, HAS_LEFT, EDGE,
-                    PIN,
+                    q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
+                    lo, hi, scale, WG, CONSUMERS, False, HAS_LEFT, EDGE, PIN,
                 )  # fmt: skip
         base += 2 * blocks
         if not STORE_TMA:
@@ -278,13 +284,14 @@ def _consumer(
         tma.store_wait(0)
 
 
-@gluon.jit(
-    do_not_specialize=[
-        "scale", "heads_q", "group", "len_q", "len_k", "head_dim_8", "tiles", "heads", "section",
-        "left_top", "right_top", "left_bottom", "right_bottom",
-        "o_batch_stride", "o_head_stride", "o_row_stride",
-    ]
+INT32_ARGUMENTS = (
+    "heads_q", "group", "len_q", "len_k", "head_dim_8", "tiles", "heads", "section",
+    "left_top", "right_top", "left_bottom", "right_bottom",
+    "o_batch_stride", "o_head_stride", "o_row_stride",
 )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["scale", *INT32_ARGUMENTS])
 def attention_fwd_kernel(
     q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, lengths_ptr, counter, scale, heads_q, group,
     len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top, left_bottom,
@@ -373,11 +380,16 @@ def attention_fwd_kernel(
         ], [4, 4, 1], [REGISTERS, REGISTERS, 32])  # fmt: skip
 
 
+def layout_arguments(head_dim: int) -> dict[str, int]:
+    """Shared-memory layout of a tile `[1, 1, rows, head_dim]`: the widest swizzle that fits."""
+    swizzle = min(128, 2 * head_dim)
+    return {"swizzle_byte_width": swizzle, "element_bitwidth": 16, "rank": 4}
+
+
 @functools.cache
 def tile_layout(head_dim: int) -> gl.NVMMASharedLayout:
-    """Shared-memory layout of a `[1, 1, rows, head_dim]` tile: the widest swizzle that fits."""
-    swizzle = min(128, 2 * head_dim)
-    return gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=16, rank=4)
+    """The layout of `layout_arguments`, made once."""
+    return gl.NVMMASharedLayout(**layout_arguments(head_dim))
 
 
 def _descriptor(x: torch.Tensor, rows: int, head_dim: int) -> TensorDescriptor:
@@ -399,6 +411,11 @@ def is_even(problem: AttentionProblem, config: GluonSm90Config) -> bool:
     hi = min(right_top, right_bottom + problem.len_k - problem.len_q)
     sizes = (problem.len_q, problem.len_k, config.block_m, hi)
     return hi >= 0 and all(n % config.block_n == 0 for n in sizes)
+
+
+def is_dynamic(problem: AttentionProblem) -> bool:
+    """Whether tiles differ in length, so that they are drawn from a counter."""
+    return problem.band.has_right or problem.has_key_lengths
 
 
 def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, object]:
@@ -451,8 +468,6 @@ def launch_attention_fwd(
     section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
     store_tma = config.store == "tma"
     stride_b, stride_h, stride_l, _ = out.stride()
-    fixed = constants(problem, config)
-    is_dynamic = fixed["HAS_RIGHT"] or fixed["HAS_LENGTHS"]
     programs = min(tiles * heads, target_of(q).sms)
     attention_fwd_kernel[(programs,)](
         _descriptor(q, 64, width),
@@ -462,7 +477,7 @@ def launch_attention_fwd(
         out,
         lse,
         key_lengths,
-        q.new_zeros(1, dtype=torch.int32) if is_dynamic else None,
+        q.new_zeros(1, dtype=torch.int32) if is_dynamic(problem) else None,
         problem.scale * math.log2(math.e),
         problem.heads_q,
         group,
@@ -476,6 +491,6 @@ def launch_attention_fwd(
         stride_b // 8,
         stride_h // 8,
         stride_l // 8,
-        **fixed,
+        **constants(problem, config),
         num_warps=4,
     )

@@ -72,6 +72,15 @@ def range_of(
 
 
 @gluon.jit
+def column_of(j, blocks, end, BLOCK_N: gl.constexpr, BAND: gl.constexpr):
+    """First key of block j. The blocks end at `end`; those that need a mask come first."""
+    if BAND:
+        return end - (j + 1) * BLOCK_N
+    else:
+        return end - (blocks - j) * BLOCK_N
+
+
+@gluon.jit
 def mask(s, row, col, lo, hi, HAS_RIGHT: gl.constexpr, HAS_LEFT: gl.constexpr, EDGE: gl.constexpr):
     """Hide keys outside the band, and keys before 0 where the first block may begin there."""
     ROWS: gl.constexpr = gl.SliceLayout(1, s.type.layout)
