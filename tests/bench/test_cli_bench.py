@@ -189,6 +189,7 @@ def test_a_lost_device_keeps_what_is_there(card, tmp_path, capsys, monkeypatch):
 
     def run_cell(case, contenders, session):
         if case.is_causal:
+            session.step("tiny-causal: checking tileloom")
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return real(case, contenders, session)
 
@@ -197,7 +198,10 @@ def test_a_lost_device_keeps_what_is_there(card, tmp_path, capsys, monkeypatch):
     record = load(out)
     assert record["finished"] is False
     assert [cell["case"]["name"] for cell in record["cells"]] == ["tiny"]
-    assert "ended early, at tiny-causal after 1 of 2 cases: RuntimeError" in record["notes"][-1]
+    assert record["notes"][-1].startswith(
+        "the run ended early, after 1 of 2 cases, in the step 'tiny-causal: checking tileloom': "
+        "RuntimeError: CUDA error"
+    )
     assert "ended early" in capsys.readouterr().out
 
 

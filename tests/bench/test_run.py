@@ -78,7 +78,7 @@ def test_wrong_in_other_ways(spoil):
 def test_one_that_becomes_wrong_under_load_loses_its_number():
     timer = FakeTimer()
     racy = contender(
-        "racy", timer, 1.0, spoil=lambda out, run: out if run < 9 else _one_key_lost(out, run)
+        "racy", timer, 1.0, spoil=lambda out, run: out if run < 12 else _one_key_lost(out, run)
     )
     cell = run_cell(SMALL, [racy], session(timer))
     assert cell.entries[0].status == "wrong"
@@ -116,7 +116,7 @@ def test_a_failure_while_timing_is_a_failure():
     timer = FakeTimer()
 
     def spoil(out, run):
-        if run > 12:
+        if run > 15:
             raise RuntimeError("out of memory")
         return out
 

@@ -67,13 +67,15 @@ def test_bars_are_shown_met_and_missed():
         Bar("small", "mine", "tflops", value=1e9),
         Bar("small", "mine", "at_least", "base", 1.9),
         Bar("small-causal", "mine", "faster_than", "gone"),
+        Bar("small-causal", "mine", "faster_than", "base"),
     ]
     text = _shown(_cells(), bars)
-    assert "1.9 x base: 2.000 [2.000, 2.000] met" in text
+    assert "1.9 x base: 2.00 met" in text
+    assert "> base: 2.000 [2.000, 2.000] met" in text
     assert "MISSED" in text
     lines = bar_lines(judge_bars(bars, _cells()))
-    assert lines[0] == "bars: 1 of 3 met"
-    assert lines[1].startswith("  MISSED: small, 1000000000 TFLOP/s: ")
+    assert lines[0] == "bars: 2 of 4 met"
+    assert lines[1].startswith("  MISSED: small, 1000000000: ")
     assert lines[2] == "  not known: small-causal, > gone: gone has no number"
 
 
@@ -87,7 +89,10 @@ def test_each_reason_is_given_once():
 
 
 def test_which_config_ran_is_said():
-    assert choices(_cells()) == ["mine: x:1,2 by rule in small, small-causal"]
+    cells = _cells()
+    assert choices(cells) == ["mine: x:1,2 by rule in all cells"]
+    cells[1] = type(cells[1])(**{**vars(cells[1]), "entries": ()})
+    assert choices(cells) == ["mine: x:1,2 by rule in small"]
 
 
 def test_nothing_to_show():

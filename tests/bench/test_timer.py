@@ -81,7 +81,7 @@ def test_samples_are_long_enough_and_whole(ms, sets, calls):
     runner = _runner("a", timer, ms, sets=sets)
     timed = interleave([runner], PLAN, timer)
     assert timed["a"].calls == runner.calls == calls
-    assert {n for n, _ in timer.samples[1:]} == {calls}
+    assert {n for n, _ in timer.samples[2:]} == {calls}
     assert runner.warm_calls % sets == 0
 
 
@@ -89,7 +89,7 @@ def test_sets_take_turns_and_a_sample_does_not_begin_with_the_set_of_the_last_ca
     timer, log = FakeTimer(), []
     runner = _runner("a", timer, 3.0, log=log, sets=2)
     interleave([runner], Plan(1, sample_ms=6.0, warm_ms=4.0, pause_s=0), timer)
-    sets = [i % 2 for _, i in log[5:]]  # after the two warm calls and the three that size it
+    sets = [i % 2 for _, i in log[8:]]  # after the two warm calls and the six that size it
     assert sets == [0, 1, 0, 1]
 
 

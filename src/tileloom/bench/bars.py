@@ -38,7 +38,7 @@ class Bar:
     def __str__(self) -> str:
         """Say it in a few words."""
         if self.kind == "tflops":
-            return f"{self.value:.0f} TFLOP/s"
+            return f"{self.value:.0f}"
         return f"{self.value} x {self.other}" if self.kind == "at_least" else f"> {self.other}"
 
 
@@ -107,9 +107,9 @@ def _judge(bar: Bar, entry: Entry | None) -> BarResult:
     ratio = entry.ratios.get(cast("str", bar.other))
     if ratio is None:
         return BarResult(bar, None, f"{bar.other} has no number")
-    found = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
     if bar.kind == "at_least":
-        return BarResult(bar, ratio.value >= cast("float", bar.value), found)
+        return BarResult(bar, ratio.value >= cast("float", bar.value), f"{ratio.value:.2f}")
+    found = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
     return BarResult(bar, ratio.verdict == "faster", found)
 
 

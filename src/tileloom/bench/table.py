@@ -56,7 +56,9 @@ def speed_table(cells: Sequence[CellResult], baseline: str) -> Table:
 
     names = _names(cells, baseline)
     means = geometric_means(cells, baseline)
-    table = Table(title="TFLOP/s (causal counted at half), median of the rounds", box=SIMPLE)
+    table = Table(
+        title="TFLOP/s (causal counted at half), median of the rounds", box=SIMPLE, pad_edge=False
+    )
     table.add_column("case", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", overflow="fold")
@@ -115,6 +117,10 @@ def ratio_table(cells: Sequence[CellResult], baseline: str) -> Table:
     return table
 
 
+def _cases(names: Sequence[str], total: int) -> str:
+    return "all cells" if len(names) == total else ", ".join(names)
+
+
 def reasons(cells: Sequence[CellResult]) -> list[str]:
     """Say, once for each contender and reason, why it has no number and in which cells."""
     where: dict[tuple[str, str, str], list[str]] = {}
@@ -125,7 +131,7 @@ def reasons(cells: Sequence[CellResult]) -> list[str]:
                 where.setdefault(key, []).append(cell.case.name)
     total = len(cells)
     return [
-        f"{name} {status} in {'all cells' if len(names) == total else ', '.join(names)}: {why}"
+        f"{name} {status} in {_cases(names, total)}: {why}"
         for (name, status, why), names in where.items()
     ]
 
@@ -137,8 +143,10 @@ def choices(cells: Sequence[CellResult]) -> list[str]:
         for entry in cell.entries:
             if entry.side == "ours" and "config" in entry.about:
                 text = f"{entry.about['config']} by {entry.about.get('source')}"
-                where.setdefault((entry.name, text), []).append(cell.case.name)
-    return [f"{name}: {text} in {', '.join(names)}" for (name, text), names in where.items()]
+                if entry.about["config"] != entry.name:
+                    where.setdefault((entry.name, text), []).append(cell.case.name)
+    total = len(cells)
+    return [f"{name}: {text} in {_cases(names, total)}" for (name, text), names in where.items()]
 
 
 def bar_lines(results: Sequence[BarResult]) -> list[str]:
@@ -166,7 +174,7 @@ def bar_table(results: Sequence[BarResult]) -> Table:
     kinds = {"tflops": "TFLOP/s", "at_least": "ratio at least", "faster_than": "faster than"}
     colours = {True: "green", False: "bold red", None: "yellow"}
     words = {True: "met", False: "MISSED", None: "not known"}
-    table = Table(title="bars: what must be reached, what was found", box=SIMPLE)
+    table = Table(title="bars: what was found", box=SIMPLE, pad_edge=False)
     table.add_column("case", no_wrap=True)
     for title in kinds.values():
         table.add_column(title)
@@ -174,7 +182,7 @@ def bar_table(results: Sequence[BarResult]) -> Table:
         row: list[str] = []
         for kind in kinds:
             texts = [
-                f"[{colours[one.met]}]{one.bar}: {_escaped(one.found)} {words[one.met]}[/]"
+                f"{one.bar}: {_escaped(one.found)} [{colours[one.met]}]{words[one.met]}[/]"
                 for one in results
                 if one.bar.cell == cell and one.bar.kind == kind
             ]

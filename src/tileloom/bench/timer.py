@@ -200,7 +200,7 @@ def rotation(contenders: int, rounds: int) -> list[list[int]]:
 
 
 def _fit(runner: Runner, first: Sample, plan: Plan) -> None:
-    """Size the samples of a contender by its first, rough one."""
+    """Size the samples of a contender by a first, rough one that holds no host time."""
     per_call = max(first.device_ms, 1e-4)
     wanted = max(plan.least_calls, math.ceil(plan.sample_ms / per_call))
     warm = max(1, math.ceil(plan.warm_ms / per_call))
@@ -254,7 +254,8 @@ def interleave(
 
         def fit(runner: Runner = runner) -> None:
             timer.warm(runner.call, 2)
-            _fit(runner, timer.sample(runner.call, 3, 1.0), plan)
+            host_ms = timer.sample(runner.call, 3, 1.0).host_us / 1000
+            _fit(runner, timer.sample(runner.call, 3, 0.2 + 1.5 * 3 * host_ms), plan)
             result[runner.name].calls = runner.calls
 
         attempt(runner, fit)

@@ -51,6 +51,11 @@ class Watchdog:
         self._since = 0.0
         self._over = threading.Event()
 
+    @property
+    def what(self) -> str:
+        """The step that runs, or ran last."""
+        return self._what
+
     def step(self, what: str) -> None:
         """Say what begins now; the step before has ended."""
         self._what, self._since = what, time.monotonic()

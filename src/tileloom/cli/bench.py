@@ -429,11 +429,9 @@ def _run(args: argparse.Namespace, started: float) -> int:
         with dog.running(), torch.no_grad():
             _measure(job, _session(job, device, watch, dog), started)
     except (RuntimeError, ValueError) as error:
-        where = len(job.cells)
-        name = job.cases[where].name if where < len(job.cases) else "the end"
         job.notes.append(
-            f"the run ended early, at {name} after {where} of {len(job.cases)} cases: "
-            f"{type(error).__name__}: {error}"
+            f"the run ended early, after {len(job.cells)} of {len(job.cases)} cases, in the step "
+            f"{dog.what!r}: {type(error).__name__}: {error}"
         )
         job.keep()
     finally:
