@@ -42,7 +42,9 @@ from tileloom.ops.attention.problem import AttentionProblem
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = tl.constexpr(math.log(2.0))
+_MIN_FLOAT32 = tl.constexpr(-3.4028234663852886e38)
 _LOG2_E_CONST = tl.constexpr(_LOG2_E)
+_LEAST_SCALE = 2.0**-120
 # Most bytes of K and V that the heads of one section may have together, so that their tiles run
 # longest first and still find K and V in L2: well below the 40 MiB of an A100, the smallest here.
 _SECTION_BYTES = 16 * 2**20
@@ -155,25 +157,23 @@ def _steps(
             else:
                 visible = weighed
             if b.dtype == tl.float64:  # what is finite stays finite
-                b = tl.maximum(tl.minimum(b, 3.4028234e38), -3.4028234e38)
+                b = tl.where(visible & (b < _MIN_FLOAT32), _MIN_FLOAT32, b)
             s = s * scale + b.to(tl.float32)
 
         if CUT or HIDES:
-            if BIAS_MODE == 0:
-                s = s * scale
             s = tl.where(visible, s, float("-inf"))
+        if BIAS_MODE > 0:
             m_new = tl.maximum(peak, tl.max(s, 1))
             finite = tl.where(m_new == float("-inf"), 0.0, m_new)
-            if BIAS_MODE > 0:
-                p = tl.exp2((s - finite[:, None]) * _LOG2_E_CONST)
-                alpha = tl.exp2((peak - finite) * _LOG2_E_CONST)
-            else:
-                p = tl.exp2(s - finite[:, None])
-                alpha = tl.exp2(peak - finite)
+            p = tl.exp2((s - finite[:, None]) * _LOG2_E_CONST)
+            alpha = tl.exp2((peak - finite) * _LOG2_E_CONST)
         else:
             m_new = tl.maximum(peak, tl.max(s, 1) * scale)
-            p = tl.exp2(s * scale - m_new[:, None])
-            alpha = tl.exp2(peak - m_new)
+            finite = m_new
+            if CUT or HIDES:
+                finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+            p = tl.exp2(s * scale - finite[:, None])
+            alpha = tl.exp2(peak - finite)
         total = total * alpha + tl.sum(p, 1)
         peak = m_new
         acc = acc * alpha[:, None]
@@ -444,7 +444,8 @@ def launch_attention_fwd(
     bias_mode, bias_vector, bias_strides = _scores_arguments(bias, full)
     tiles = triton.cdiv(problem.len_q, config.block_m)
     heads_all = problem.batch * problem.heads_q
-    scale = abs(problem.scale) * (1.0 if bias is not None else _LOG2_E)
+    # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
+    scale = max(abs(problem.scale), _LEAST_SCALE) * (1.0 if bias is not None else _LOG2_E)
     attention_fwd_kernel[(tiles * heads_all,)](
         q, k, v, None if mask is None else mask.view(torch.uint8), bias, key_lengths, out, lse,
         scale,

@@ -61,7 +61,8 @@ def attention_reference(
     visible = shown.materialize(batch, len_q, len_k, q.device)
     if bias is not None:
         visible = visible & (bias != float("-inf"))
-        bias = torch.where(visible, bias.to(dtype), 0.0)
+        # Finite in its own dtype is finite here: only -inf hides a key.
+        bias = torch.where(visible, bias.to(dtype).clamp(min=torch.finfo(dtype).min), 0.0)
     visible = visible.expand(batch, heads, len_q, len_k)
 
     seen = visible.reshape(batch, k.shape[1], group * len_q, len_k).any(2)[..., None]
