@@ -40,10 +40,22 @@ def _row(text, *starts):
 
 def test_the_baseline_comes_first_and_wrong_is_said_instead_of_a_number():
     text = _shown(_cells(), [])
-    assert _row(text, "case", "base") == ["case", "base", "bad", "shy", "mine", "SM", "MHz", "W"]
+    assert _row(text, "case", "base") == ["case", "base", "bad", "mine", "SM", "MHz", "W"]
     speed = SMALL.flops / 1e-4 / 1e9
     row = _row(text, "small")
-    assert row == ["small", f"{speed / 2:.0f}", "wrong", "-", f"{speed:.0f}", "1540", "695"]
+    assert row == ["small", f"{speed / 2:.0f}", "wrong", f"{speed:.0f}", "1540", "695"]
+
+
+def test_one_that_refuses_some_cells_keeps_its_column():
+    timer = FakeTimer()
+    picky = contender(
+        "picky", timer, 1e-4, refuse=lambda case, inputs: "no" if case.is_causal else None
+    )
+    cells = [run_cell(case, [picky], session(timer)) for case in (SMALL, CAUSAL)]
+    text = _shown(cells, [])
+    assert _row(text, "small")[1] == f"{SMALL.flops / 1e-4 / 1e9:.0f}"
+    assert _row(text, "small-causal")[1] == "-"
+    assert "picky refused in small-causal: no" in text
 
 
 def test_ours_has_ratio_interval_share_and_host_time():

@@ -19,8 +19,9 @@ _COLOURS = {"faster": "green", "slower": "red", "unclear": "dim"}
 
 
 def _names(cells: Sequence[CellResult], baseline: str) -> list[str]:
-    """Contenders in the order of columns: the baseline first."""
-    names = list(dict.fromkeys(entry.name for cell in cells for entry in cell.entries))
+    """Contenders in the order of columns, the baseline first; without those that refused all."""
+    entries = [entry for cell in cells for entry in cell.entries]
+    names = dict.fromkeys(entry.name for entry in entries if entry.status != "refused")
     return sorted(names, key=lambda name: name != baseline)
 
 
