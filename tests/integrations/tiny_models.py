@@ -1,9 +1,14 @@
 """Tiny models with random weights, and batches with padding on the side that one asks for."""
 
 import copy
+import json
+import shutil
 
 import torch
 import transformers
+from safetensors.torch import save_file
+
+from tileloom.integrations.hf_embedder import bundled_model
 
 SMALL = {
     "vocab_size": 97,
@@ -31,6 +36,23 @@ def build(kind, implementation, dtype=torch.float32):
             if parameter.dim() > 1:
                 parameter.mul_(6)
     return model.to(dtype)
+
+
+def save_tiny_bert(folder, max_length=24):
+    """Write a BERT of random weights with a real tokenizer, as save_pretrained writes it."""
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    model = transformers.BertModel(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(bundled_model() / name, folder)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_length}))
+    return folder
 
 
 def batch(lengths, side, seed=0):

@@ -327,6 +327,8 @@ def _compile(job: _Job) -> None:
 
 
 def _show(findings: Findings, page: Path) -> None:
+    from rich.markup import escape
+
     out = console()
     for agreement in findings.agreements:
         out.print(f"\n[bold]Embeddings in {agreement.dtype}[/]")
@@ -339,7 +341,9 @@ def _show(findings: Findings, page: Path) -> None:
             f"{agreement.unmasked_error:.1e}",
             soft_wrap=True,
         )
-        verdict = f"[red]broken[/]: {agreement.rule}" if agreement.rule else "[green]holds[/]"
+        verdict = (
+            f"[red]broken[/]: {escape(agreement.rule)}" if agreement.rule else "[green]holds[/]"
+        )
         out.print(f"  accuracy rule ({agreement.judged} texts): {verdict}", soft_wrap=True)
     _show_searches(findings, out)
     out.print("\n[bold]Which backend ran, and why[/]")
@@ -349,7 +353,7 @@ def _show(findings: Findings, page: Path) -> None:
     if findings.kernels:
         out.print(_kernel_table(findings))
     for fault in findings.faults:
-        out.print(f"[red]fault:[/] {fault}", soft_wrap=True)
+        out.print(f"[red]fault:[/] {escape(fault)}", soft_wrap=True)
     out.print(f"\nwritten: {page} ({findings.seconds:.0f} s in all)", markup=False, soft_wrap=True)
 
 
@@ -390,7 +394,9 @@ def _contest_tables(findings: Findings) -> Sequence[Table]:
 
     tables: list[Table] = []
     for contest in findings.contests:
-        made = _table("who", ">median", ">tileloom is faster by", "remark", title=contest.title)
+        made = _table(
+            "who", ">median", ">tileloom is faster by", "remark", title=escape(contest.title)
+        )
         for row in contest.rows:
             median = row.status if row.median_us is None else f"{row.median_us:,.1f} us"
             ratio = ""

@@ -1,0 +1,91 @@
+import textwrap
+
+from tileloom.report import text
+from tileloom.report.text import MOST_WORDS, Passage, documentation, markdown, project_passages
+
+PAGE = textwrap.dedent(
+    """\
+    # The *first* `heading`
+
+    A paragraph with a [link](https://example.org/x) and `code`, long enough
+    to be kept, as it has more than a dozen words.
+
+    Too short.
+
+    ```python
+    never = "shown, however many words stand here, one two three four five six"
+    ```
+
+    ## Second
+
+    - An item of a list that is long enough to be a passage of its own, with __bold__ words.
+    - Another item of the same list, which is also long enough to be kept as a passage.
+
+    | a table | with many cells | that are | no text | at all | and are | left | out |
+
+    <p>html is left out as well, however many words there are in it, one two three</p>
+    """
+)
+
+
+def test_markdown_is_cut_into_paragraphs_and_items():
+    assert list(markdown(PAGE, "a.md")) == [
+        Passage(
+            "a.md, The first heading",
+            "A paragraph with a link and code, long enough to be kept, as it has more than a dozen "
+            "words.",
+        ),
+        Passage(
+            "a.md, Second",
+            "An item of a list that is long enough to be a passage of its own, with bold words.",
+        ),
+        Passage(
+            "a.md, Second",
+            "Another item of the same list, which is also long enough to be kept as a passage.",
+        ),
+    ]
+
+
+def test_a_long_paragraph_is_cut_at_its_sentences():
+    sentence = "This sentence has exactly eight words in it. "
+    passages = list(markdown(sentence * 30, "a.md"))
+    assert len(passages) > 1
+    assert all(len(p.text.split()) <= MOST_WORDS and p.text.endswith("it.") for p in passages)
+    assert sum(len(p.text.split()) for p in passages) == 30 * 8
+
+
+def test_only_a_clone_of_tileloom_has_documentation(tmp_path):
+    (tmp_path / "README.md").write_text(PAGE)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "b.md").write_text(PAGE)
+    assert list(documentation(tmp_path)) == []
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "other"\n')
+    assert list(documentation(tmp_path)) == []
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "tileloom"\n')
+    assert [p.source.split(",")[0] for p in documentation(tmp_path)] == ["README.md"] * 3 + [
+        "docs/b.md"
+    ] * 3
+
+
+def test_the_project_has_documentation_and_docstrings():
+    passages = project_passages(10_000)
+    sources = {p.source.split(",")[0] for p in passages}
+    assert {"README.md", "tileloom.errors.bullet_list", "tileloom"} <= sources
+    assert all(len(p.text.split()) >= text.FEWEST_WORDS for p in passages)
+    assert not any(word in p.text for p in passages for word in ("```", "Args:", "Returns:"))
+
+
+def test_an_installed_package_has_its_docstrings(monkeypatch):
+    monkeypatch.setattr(text, "documentation", lambda root: iter(()))
+    passages = project_passages(40)
+    assert len(passages) == 40
+    assert any(p.source.startswith("tileloom.ops") for p in passages)
+    assert not any(p.source.endswith(".md") for p in passages)
+
+
+def test_the_limit_takes_an_even_sample():
+    everything = project_passages(10_000)
+    some = project_passages(12)
+    assert len(some) == 12
+    assert set(some) <= set(everything)
+    assert project_passages(12) == some
