@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -131,29 +132,54 @@ def test_other_versions_of_triton(version):
     assert "died of SIGABRT" in aborts.error
 
 
-def test_a_hung_assembler_is_killed(tmp_path, monkeypatch):
+@pytest.fixture
+def hung_assembler(tmp_path, monkeypatch):
+    """Put an assembler in Triton's way that writes its process number and sleeps."""
     pid_file = tmp_path / "pid"
     script = tmp_path / "ptxas"
     script.write_text(
         "#!/bin/sh\n"
         'if [ "$1" = --version ]; then echo "release 12.8, V12.8.93"; exit 0; fi\n'
-        f"echo $$ > '{pid_file}'; echo stuck >&2; sleep 600; exit 1\n"
+        f"echo $$ > '{pid_file}.new'; mv '{pid_file}.new' '{pid_file}'; sleep 600; exit 1\n"
     )
     script.chmod(0o755)
     for variable in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
         monkeypatch.setenv(variable, str(script))
+    return pid_file
+
+
+def test_a_hung_assembler_is_killed(hung_assembler):
     started = time.monotonic()
     (result,) = compile_in_workers([(samples.SCALE, "sm_90")], timeout_s=12)
     assert time.monotonic() - started < 90
     assert result.error.startswith(
         "compile: the compiler of kernel 'scale' for sm_90 took longer than 12 s and was killed."
     )
-    pid = int(pid_file.read_text())
-    for _ in range(50):
-        if not _runs(pid):
-            break
-        time.sleep(0.1)
-    assert not _runs(pid)
+    assert _wait(lambda: not _runs(int(hung_assembler.read_text())), 5)
+
+
+def test_a_hung_assembler_does_not_outlive_a_killed_parent(hung_assembler):
+    code = (
+        "from tileloom.launch.aot import compile_in_workers; from tests.launch import samples; "
+        "compile_in_workers([(samples.SCALE, 'sm_90')], timeout_s=300)"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    try:
+        assert _wait(hung_assembler.exists, 120)
+        assert _runs(int(hung_assembler.read_text()))
+    finally:
+        parent.kill()
+        parent.wait()
+    assert _wait(lambda: not _runs(int(hung_assembler.read_text())), 20)
+
+
+def _wait(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
 
 
 def _runs(pid):
@@ -267,10 +293,8 @@ def test_the_parent_needs_no_triton():
     )
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root / "src"), str(root)])
-    status = os.spawnle(
-        os.P_WAIT, sys.executable, sys.executable, "-c", code, {**os.environ, "PYTHONPATH": path}
-    )
-    assert status == 0
+    environment = {**os.environ, "PYTHONPATH": path}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
 _LOG = """\

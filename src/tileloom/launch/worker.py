@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from multiprocessing.connection import Connection
@@ -16,6 +19,17 @@ from tileloom.launch import compat
 from tileloom.launch.aot import compile_aot
 
 
+def _die_with_parent(pipe: int) -> None:
+    """Kill this process and the tools it started as soon as the parent's end of the pipe closes.
+
+    A parent that is killed cannot clean up, and a hung assembler would outlive it for ever.
+    """
+    poll = select.poll()
+    poll.register(pipe, 0)  # of no event but the hang-up, which is always told
+    poll.poll()
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
 def main(settings: dict[str, Any]) -> None:
     """Answer jobs until the parent closes the pipe.
 
@@ -25,6 +39,7 @@ def main(settings: dict[str, Any]) -> None:
     # The number itself stays open until the process ends, so that the parent, which takes a closed
     # pipe for a death, then finds the exit status. No tool that is started here inherits it.
     os.set_inheritable(settings["pipe"], False)
+    threading.Thread(target=_die_with_parent, args=(settings["pipe"],), daemon=True).start()
     pipe = Connection(os.dup(settings["pipe"]))
     warnings.simplefilter("ignore")
     compat.triton_version()  # import it now, before any job's time runs
