@@ -184,13 +184,15 @@ def _docstrings(tree: ast.Module) -> set[int]:
 
 
 def literal_devices(source: Source) -> list[str]:
-    """Texts that name a CUDA device. The kind of a `Target` is compared with one and is none."""
+    """Texts that name a CUDA device. The kind of a `Target` is spelt like one and is none."""
     skip = _docstrings(source.tree)
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             if any(isinstance(side, ast.Attribute) and side.attr == "kind" for side in sides):
                 skip.update(id(c) for side in sides for c in ast.walk(side))
+        elif isinstance(node, ast.Call) and _name(node.func) in ("Target", "target.Target"):
+            skip.update(id(argument) for argument in node.args)
     return [
         f"{source.at(node)}: the literal device {node.value!r}; take the tensor's own device"
         for node in ast.walk(source.tree)

@@ -138,7 +138,8 @@ def test_harmless_imports_pass():
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_planted_device_is_found(name):
-    text = f'"""On "{name}"."""\nx = make(device="{name}")\nif t.kind == "cuda": pass\ny = "cudart"'
+    kinds = 'if t.kind == "cuda": pass\nt = Target("cuda", (9, 0), 132, 0, "H100")\ny = "cudart"'
+    text = f'"""On "{name}"."""\nx = make(device="{name}")\n{kinds}'
     assert len(house.literal_devices(planted(text))) == 1
 
 

@@ -7,7 +7,7 @@ import contextvars
 import functools
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ _records: contextvars.ContextVar[tuple[list[Choice], ...]] = contextvars.Context
 
 
 @contextlib.contextmanager
-def record_choices() -> Iterator[list[Choice]]:
+def record_choices() -> Generator[list[Choice]]:
     """Collect the dispatch decision of every operator call inside a `with` block.
 
     Yields:

@@ -5,6 +5,8 @@ There is no autograd formula yet: a gradient request is refused, never dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from tileloom.ops import _op
@@ -96,7 +98,7 @@ def _forward(
     return out, lse
 
 
-def _launcher(config: AttentionConfig):  # noqa: ANN202
+def _launcher(config: AttentionConfig) -> Callable[..., None]:
     """Import the kernel of a backend, which loads Triton, only when it runs."""
     if isinstance(config, GluonSm90Config):
         from tileloom.ops.attention.kernel_gluon_sm90_fwd import launch_attention_fwd

@@ -52,7 +52,7 @@ def attention_reference(
     batch, heads, len_q, head_dim = q.shape
     len_k, group = k.shape[2], heads // max(k.shape[1], 1)
     if scale is None:
-        scale = head_dim**-0.5 if head_dim else 1.0
+        scale = float(head_dim**-0.5) if head_dim else 1.0
     shown = (
         Mask(Band()) if mask is None else dense(mask) if isinstance(mask, torch.Tensor) else mask
     )
