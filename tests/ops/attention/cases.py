@@ -116,10 +116,11 @@ def problem_of(inputs: Inputs) -> AttentionProblem:
     shown = masks.window(None, None) if shown is None else shown
     if inputs.options.get("is_causal"):
         shown = shown & masks.causal()
+    scale = inputs.options.get("scale")
     return AttentionProblem(
         *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
         dtype=q.dtype,
-        scale=inputs.options.get("scale") or 1.0,
+        scale=1.0 if scale is None else scale,
         q=Layout.of(q),
         k=Layout.of(k),
         v=Layout.of(v),
@@ -354,6 +355,7 @@ def _scored() -> list[AttentionCase]:
         AttentionCase("single", (1, 1, 1, 1, 1, 64, 64)),
         AttentionCase("one-key", (1, 2, 2, 65, 1, 16, 16)),
         AttentionCase("one-query", (2, 4, 1, 1, 129, 64, 64)),
+        AttentionCase("no-width", (1, 2, 2, 33, 40, 0, 16)),
         AttentionCase("narrow", (1, 2, 2, 33, 65, 1, 3), FP32),
         AttentionCase("wider-values", (1, 4, 2, 65, 33, 40, 72)),
         AttentionCase("fewer-values", (1, 2, 2, 33, 65, 64, 16), FP32),

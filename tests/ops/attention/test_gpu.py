@@ -1,0 +1,268 @@
+"""Attention forward on a real GPU: every backend, judged by the accuracy rule, run twice.
+
+What a backend refuses is skipped with its own reasons. Outputs are allocated full of NaN between
+canaries; the second run must give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.ops.attention import cases
+from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
+
+import tileloom
+from tileloom import masks
+from tileloom.ops import record_choices
+from tileloom.ops.attention import attention_reference
+from tileloom.ops.attention.config import (
+    AttentionConfig,
+    GluonSm90Config,
+    TritonConfig,
+    gluon_rule,
+    triton_rule,
+)
+from tileloom.target import target_of
+from tileloom.testing import assert_accurate, poisoned_memory
+
+pytestmark = pytest.mark.gpu
+
+_CAUSAL = {"is_causal": True}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact_products():
+    """References and baselines in full precision."""
+    matmul = torch.backends.cuda.matmul
+    names = (
+        "allow_tf32",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
+    before = {name: getattr(matmul, name) for name in names}
+    for name in names:
+        setattr(matmul, name, False)
+    yield
+    for name, value in before.items():
+        setattr(matmul, name, value)
+
+
+@pytest.fixture(params=["triton", "gluon_sm90"])
+def backend(request) -> str:
+    return request.param
+
+
+def config_for(backend: str, inputs: cases.Inputs) -> AttentionConfig:
+    """The backend's config for a call; skips with the reasons why there is none."""
+    problem, target = cases.problem_of(inputs), target_of(inputs.q)
+    rule: TritonConfig | GluonSm90Config
+    rule = triton_rule(problem, target) if backend == "triton" else gluon_rule(problem)
+    reasons = rule.reasons_against(problem, target)
+    if reasons:
+        pytest.skip(f"{backend}: {'; '.join(reasons)}")
+    return rule
+
+
+def run(inputs: cases.Inputs, config: AttentionConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE of two runs that agree to the bit."""
+    results: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for _ in range(2):
+        with record_choices() as made, poisoned_memory():
+            out, lse = tileloom.attention(
+                inputs.q, inputs.k, inputs.v, **inputs.options, return_lse=True, config=config
+            )
+            torch.cuda.synchronize()
+        assert [choice.backend for choice in made] == [config.backend]
+        results.append((out, lse))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    return results[0]
+
+
+def judge(case: AttentionCase, backend: str) -> None:
+    inputs = case.inputs("cuda")
+    config = config_for(backend, inputs)
+    out, lse = run(inputs, config)
+    cases.check(inputs, out, lse)
+
+
+@pytest.mark.parametrize(
+    "case", [case for group in cases.GROUPS.values() for case in group], ids=lambda case: case.id
+)
+def test_the_shared_cases_are_right(case, backend):
+    judge(case, backend)
+
+
+_BF16_NAMES = ("A2-blind-rows", "top-left", "lengths-window", "everything", "mask-nan")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(case, dtype=BF16)
+        for group in cases.GROUPS.values()
+        for case in group
+        if case.name in _BF16_NAMES
+    ],
+    ids=lambda case: case.id,
+)
+def test_the_shared_cases_are_right_in_bfloat16(case, backend):
+    judge(case, backend)
+
+
+def _dims() -> list[AttentionCase]:
+    half = [
+        AttentionCase("dims", (1, 4, 2, 200, 300, d, d), dtype, options=_CAUSAL)
+        for dtype, ds in (
+            (FP16, (8, 24, 32, 64, 72, 80, 96, 128, 200, 256, 512)),
+            (BF16, (40, 64, 128, 256)),
+            (FP32, (8, 64, 72, 128, 256, 512)),
+        )
+        for d in ds
+    ]
+    return [
+        *half,
+        AttentionCase("A22-real", (1, 8, 4, 1023, 1023, 512, 512), BF16, options=_CAUSAL),
+        AttentionCase("values", (1, 4, 2, 200, 300, 192, 128), BF16, options=_CAUSAL),
+    ]
+
+
+@pytest.mark.parametrize("case", _dims(), ids=lambda case: case.id)
+def test_every_head_dim_is_right(case, backend):
+    judge(case, backend)
+
+
+_LENGTHS = (1, 63, 64, 65, 127, 128, 129, 257, 1000, 1023)
+
+
+@pytest.mark.parametrize("form", ["full", "causal", "window"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("len_q", _LENGTHS)
+def test_lengths_around_the_tiles_edges_are_right(len_q, dim, form, backend):
+    mask = {
+        "full": None,
+        "causal": masks.causal("bottom_right"),
+        "window": masks.window(70, 130, anchor="bottom_right"),
+    }[form]
+    for len_k in (_LENGTHS[(_LENGTHS.index(len_q) * 3 + 4) % len(_LENGTHS)], len_q, 192, 321):
+        extra = None if mask is None else cases.shown_by(mask)
+        judge(AttentionCase(form, (2, 2, 1, len_q, len_k, dim, dim), BF16, mask=extra), backend)
+
+
+@pytest.mark.parametrize("anchor", ["top_left", "bottom_right"])
+@pytest.mark.parametrize(("len_q", "len_k"), [(300, 700), (700, 300)])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (100, 31), (128, None), (None, 64), (500, 0)])
+def test_windows_with_lengths_are_right(left, right, len_q, len_k, anchor, backend):
+    window = masks.window(left, right, anchor=anchor)
+    mask = cases.lengths(0, 129, len_k, len_k + 99, dtype=torch.int32, then=window)
+    judge(AttentionCase("window", (4, 2, 2, len_q, len_k, 64, 64), FP16, mask=mask), backend)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
+def test_rows_of_finfo_min_weigh_all_keys_alike(dtype):
+    least = torch.finfo(dtype).min
+    bias = cases.added((200, 300), rows=(slice(10, 90), least))
+    judge(AttentionCase("rows-of-min", (1, 2, 2, 200, 300, 64, 64), dtype, bias=bias), "triton")
+
+
+def test_large_scores_in_float32_are_right():
+    sizes = (2, 3, 3, 170, 193, 32, 32)
+    case = AttentionCase("large-scores", sizes, FP32, options=_CAUSAL, input_scale=2.0)
+    judge(case, "triton")
+
+
+def test_a1_columns_of_finfo_min_at_full_size():
+    bias = cases.added(
+        (1, 1, 441, 441), is_zero=True, columns=(slice(0, 128), torch.finfo(FP32).min)
+    )
+    judge(AttentionCase("A1-real", (32, 12, 12, 441, 441, 64, 64), FP32, bias=bias), "triton")
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "gapped", "unaligned"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_layouts_are_right(layout, dim, backend):
+    sizes = (2, 4, 4, 333, 444, dim, dim)
+    judge(AttentionCase(layout, sizes, BF16, (layout,) * 3, options=_CAUSAL), backend)
+
+
+def test_more_heads_than_a_grid_dimension_holds(backend):
+    judge(AttentionCase("many-heads", (70000, 2, 1, 17, 33, 32, 32), FP16), backend)
+
+
+def test_the_output_lies_as_q_does(backend):
+    case = AttentionCase("transposed", (2, 4, 4, 65, 90, 64, 64), layouts=("transposed",) * 3)
+    inputs = case.inputs("cuda")
+    out, lse = run(inputs, config_for(backend, inputs))
+    assert out.transpose(1, 2).is_contiguous()
+    assert lse.is_contiguous()
+
+
+def test_a9_offsets_beyond_two_to_the_31(backend):
+    """K and V stored length first: the last key of a batch lies 3e9 elements from its first."""
+    batch, len_k, dim = 1000, 24000, 128
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def stored() -> torch.Tensor:
+        made = torch.empty((len_k, batch, dim), dtype=BF16, device="cuda")
+        return made.normal_(generator=generator).permute(1, 0, 2)[:, None]
+
+    q = torch.randn((batch, 1, 256, dim), dtype=BF16, device="cuda", generator=generator)
+    inputs = cases.Inputs(q, stored(), stored(), {})
+    config = config_for(backend, inputs)
+    out, lse = run(inputs, config)
+    for place in (0, batch - 1):
+        part = slice(place, place + 1)
+        cases.check(cases.Inputs(q[part], inputs.k[part], inputs.v[part], {}), out[part], lse[part])
+
+
+def test_a8_bias_and_mask_beyond_two_to_the_32():
+    """A bias and a mask of more than 2^32 elements; judged on the first and the last rows."""
+    length, dim = 65600, 32
+    case = AttentionCase("A8", (1, 1, 1, length, length, dim, dim), BF16)
+    inputs = case.inputs("cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    bias = torch.empty((length, length), dtype=BF16, device="cuda").normal_(generator=generator)
+    mask = torch.ones((length, length), dtype=torch.bool, device="cuda")
+    mask[:, ::3] = False
+    options: dict[str, Any] = {"bias": bias, "mask": mask}
+    whole = cases.Inputs(inputs.q, inputs.k, inputs.v, options)
+    out, lse = run(whole, config_for("triton", whole))
+    for rows in (slice(0, 64), slice(length - 64, length)):
+        part = {"bias": bias[rows], "mask": mask[rows]}
+        cases.check(
+            cases.Inputs(inputs.q[:, :, rows], inputs.k, inputs.v, part),
+            out[:, :, rows],
+            lse[:, :, rows],
+        )
+
+
+def test_a_cuda_graph_replays_it(backend):
+    case = AttentionCase("graph", (2, 4, 2, 300, 300, 64, 64), BF16, options=_CAUSAL)
+    inputs = case.inputs("cuda")
+    config = config_for(backend, inputs)
+    call = {**inputs.options, "return_lse": True, "config": config}
+    tileloom.attention(inputs.q, inputs.k, inputs.v, **call)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = tileloom.attention(inputs.q, inputs.k, inputs.v, **call)
+    for seed in range(2):
+        inputs.q.copy_(torch.randn(inputs.q.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.cuda.synchronize()
+        cases.check(inputs, out, lse)
+
+
+def test_the_rule_takes_the_hopper_kernel_on_hopper():
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the card is not a Hopper")
+    inputs = AttentionCase("rule", (1, 2, 2, 130, 130, 128, 128), BF16).inputs("cuda")
+    with record_choices() as made:
+        out = tileloom.attention(inputs.q, inputs.k, inputs.v)
+    assert [choice.backend for choice in made] == ["gluon_sm90"]
+    reference = attention_reference(inputs.q, inputs.k, inputs.v, compute_dtype=torch.float64)
+    baseline = attention_reference(inputs.q, inputs.k, inputs.v, compute_dtype=BF16)
+    assert_accurate(out, reference, baseline)
