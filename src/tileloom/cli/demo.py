@@ -183,14 +183,13 @@ def _fact(name: str, value: str) -> Fact:
 
 
 def _environment(device: torch.device) -> list[Fact]:
-    import importlib.metadata
-
     import torch
     import transformers
 
+    from tileloom.launch.compat import triton_version
     from tileloom.ops._op import has_triton
 
-    triton = importlib.metadata.version("triton") if has_triton() else "not installed"
+    triton = ".".join(map(str, triton_version())) if has_triton() else "not installed"
     where = f"{platform.machine()} CPU, {os.cpu_count()} cores; no GPU"
     if device.type != "cpu":
         properties = torch.cuda.get_device_properties(device)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -176,13 +176,13 @@ class Embedder:
                 f"({type(error).__name__}: {first})."
             ) from error
 
-    def cast(self, dtype: torch.dtype, device: torch.device) -> Embedder:
+    def cast(self, dtype: torch.dtype, device: torch.device) -> Self:
         """Return a copy in another precision on a device; the tokenizer is shared."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model).to(device=device, dtype=dtype)
         return other
 
-    def use(self, implementation: str) -> Embedder:
+    def use(self, implementation: str) -> Self:
         """Switch the model's attention to a registered name; returns the embedder itself."""
         self.model.set_attn_implementation(implementation)
         return self

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self
 
 import torch
 
@@ -11,11 +11,24 @@ from tileloom.bench.timer import DeviceTimer, Plan, Timer
 from tileloom.report.contest import PLAN, Entrant, Replay, attention_contest, run_contest
 from tileloom.report.findings import Contest
 
-if TYPE_CHECKING:
-    from tileloom.integrations.hf_embedder import Embedder, Tokens
-
 BATCH = 64
 DTYPE = torch.float16
+
+Tokens = dict[str, torch.Tensor]
+
+
+class Embedder(Protocol):
+    """What the contests need of `integrations.hf_embedder.Embedder`, whose words these are."""
+
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    def cast(self, dtype: torch.dtype, device: torch.device) -> Self: ...  # noqa: D102
+    def use(self, implementation: str) -> Self: ...  # noqa: D102
+    def tokenize(self, texts: Sequence[str], batch_size: int) -> list[Tokens]: ...  # noqa: D102
+    def attention_inputs(  # noqa: D102
+        self, tokens: Tokens
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+    def whole_pass(self, tokens: Tokens) -> Callable[[], torch.Tensor]: ...  # noqa: D102
 
 
 def embedding_contests(

@@ -1,0 +1,37 @@
+"""Every example runs on the CPU and prints what it promises."""
+
+import runpy
+
+import pytest
+
+from tests.house import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PRINTED = {
+    "01_attention": ["output (2, 8, 100, 64)", "largest error: ours", "ShapeError: attention: k"],
+    "02_masks": [
+        "    #.....\n    ##....\n    ###...\n\n    ####..\n    #####.\n    ######",
+        "    ####..   ##....\n    #####.   ###...\n    ######   ####..",
+        "without keys: output 0, log-sum-exp -inf",
+    ],
+    "03_transformers": [
+        "padded on the right: off by",
+        "tileloom got key lengths, 4 query and 2 key heads",
+        "padded on the left: off by",
+        "tileloom got a bool mask",
+    ],
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(path, capsys):
+    runpy.run_path(str(path))["main"]()
+    printed = capsys.readouterr().out
+    for text in PRINTED[path.stem]:
+        assert text in printed
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_does_nothing_when_imported(path, capsys):
+    runpy.run_path(str(path))
+    assert capsys.readouterr().out == ""
