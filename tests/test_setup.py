@@ -101,3 +101,40 @@ def test_constraints_are_exact_and_hold_what_pyproject_asks_for():
     asked = [*project["dependencies"], *extras["dev"], *extras["hf"], *extras["report"]]
     names = {a.split(";")[0].split(">")[0].split("=")[0].strip().lower() for a in asked}
     assert names <= {name.lower() for name in pins}
+
+
+@pytest.mark.parametrize("status", [0, 2, 5])
+def test_ci_runs_the_readmes_command_and_passes_its_status_on(clone, status):
+    shutil.copytree(ROOT / ".ci", clone / ".ci")
+    fake = clone / "bin" / "make"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\necho "$PWD: make $*"\nexit {status}\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(clone / ".ci" / "run")],
+        cwd="/",
+        env={**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == status
+    assert done.stdout == f"{clone}: make test\n"
+
+
+@needs_make
+@pytest.mark.parametrize("status", [1, 5])
+def test_failed_tests_and_no_tests_at_all_fail_the_command(clone, status):
+    """With everything in place and a pytest that ends so: 1 is failures, 5 is no tests."""
+    (clone / ".venv" / "bin").mkdir(parents=True)
+    python = clone / ".venv" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "$*"\nexit {status}\n')
+    python.chmod(0o755)
+    (clone / ".venv" / ".complete").touch()
+    for version in ("3.6.0", "3.9.0"):
+        (clone / ".triton-versions" / version / "triton").mkdir(parents=True)
+        (clone / ".triton-versions" / version / "triton" / "__init__.py").touch()
+    done = make(clone, "test")
+    assert done.returncode != 0
+    assert "-m pytest -n " in done.stdout
+    assert "setup:" not in done.stdout
