@@ -4,6 +4,7 @@ import pytest
 
 from tileloom.errors import OptionError
 from tileloom.launch.occupancy import LIMITS, blocks_per_sm, limits_of, normal_arch
+from tileloom.target import SMEM_BYTES
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,11 @@ def test_blocks_per_sm(arch, registers, threads, shared_bytes, blocks):
     assert blocks == blocks_per_sm(
         limits, registers=registers, threads=threads, shared_bytes=shared_bytes
     )
+
+
+def test_a_block_may_have_what_dispatch_says():
+    allowed = {divmod(x.capability, 10): x.shared_bytes_block for x in LIMITS.values()}
+    assert allowed == SMEM_BYTES
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm_90a", "90", "90a", "SM90", " sm90a "])
