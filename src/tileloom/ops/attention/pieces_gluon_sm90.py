@@ -82,18 +82,26 @@ def column_of(j, blocks, end, BLOCK_N: gl.constexpr, BAND: gl.constexpr):
 
 @gluon.jit
 def mask(s, row, col, lo, hi, HAS_RIGHT: gl.constexpr, HAS_LEFT: gl.constexpr, EDGE: gl.constexpr):
-    """Hide keys outside the band, and keys before 0 where the first block may begin there."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, s.type.layout)
-    COLS: gl.constexpr = gl.SliceLayout(0, s.type.layout)
-    i = gl.expand_dims(row + gl.arange(0, s.shape[0], ROWS), 1)
-    j = gl.expand_dims(col + gl.arange(0, s.shape[1], COLS), 0)
+    """Hide keys outside the band, and keys before 0 where the leftmost block may begin there.
+
+    Column 8 a + b is compared as `8 a <= limit - b`: in the wgmma layout `a` counts registers, so
+    it is a constant of the instruction. Column numbers would fill 32 registers of every thread.
+    """
+    x = gl.reshape(s, [s.shape[0], s.shape[1] // 8, 8])
+    L: gl.constexpr = x.type.layout
+    i = gl.arange(0, x.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    a = gl.arange(0, x.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, L)))
+    b = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L)))
+    i = gl.expand_dims(gl.expand_dims(row + i, 1), 2)
+    a = gl.expand_dims(gl.expand_dims(a * 8, 0), 2)
+    b = gl.expand_dims(gl.expand_dims(col + b, 0), 1)
     if HAS_RIGHT:
-        s = gl.where(j <= i + hi, s, float("-inf"))
+        x = gl.where(a <= i + hi - b, x, float("-inf"))
     if HAS_LEFT:
-        s = gl.where(j >= gl.maximum(i + lo, 0), s, float("-inf"))
+        x = gl.where(a >= gl.maximum(i + lo, 0) - b, x, float("-inf"))
     elif EDGE:
-        s = gl.where(j >= 0, s, float("-inf"))
-    return s
+        x = gl.where(a >= 0 - b, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, s.shape), s.type.layout, assert_trivial=True)
 
 
 @gluon.jit
