@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.ops.attention import cases
 from tests.ops.attention.cases import BF16, FP32, AttentionCase
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tileloom
@@ -73,13 +74,16 @@ def test_it_compiles_to_one_graph(dynamic):
 
 def test_a_new_length_does_not_recompile():
     torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
+    counts = []
     compiled = torch.compile(_block, fullgraph=True, dynamic=True, backend=counter)
     for length in (9, 12, 17, 30):
         inputs = AttentionCase("compile", (2, 4, 2, length, length, 16, 8), FP32).inputs()
         with torch.no_grad():
             compiled(inputs.q, inputs.k, inputs.v, torch.tensor([length, 4]))
-    assert counter.frame_count == 1
+        counts.append(counter.frame_count)
+    assert counts[0] > 0
+    assert len(set(counts)) == 1
 
 
 def test_it_exports():
