@@ -1,4 +1,5 @@
 import time
+import warnings
 
 import pytest
 import torch
@@ -54,6 +55,11 @@ def test_who_is_right_is_timed_and_compared_with_ours():
     q, k, v = qkv()
 
     def refuse():
+        warnings.warn(
+            "Flash attention kernel not used because: (Triggered internally)", stacklevel=1
+        )
+        warnings.warn("It takes no mask. (Triggered internally at a.cpp:1)", stacklevel=1)
+        warnings.warn("Math has been runtime disabled. (Triggered internally)", stacklevel=1)
         raise RuntimeError("no kernel here\nmore")
 
     def unsupported():
@@ -84,7 +90,7 @@ def test_who_is_right_is_timed_and_compared_with_ours():
     assert (rows[1].speedup, rows[1].speedup_low, rows[1].speedup_high) == pytest.approx((3, 3, 3))
     assert rows[2].speedup == pytest.approx(0.5)
     assert rows[3].note.startswith("AccuracyError: wrong: ")
-    assert rows[4].note == "RuntimeError: no kernel here"
+    assert rows[4].note == "RuntimeError: no kernel here; It takes no mask."
     assert rows[5].note == "UnsupportedError: attention: no backend takes this"
 
 

@@ -7,6 +7,7 @@ one process, by the machinery of `tileloom.bench`.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,7 +17,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tileloom.bench.stats import ratio_of, summarise
 from tileloom.bench.timer import Plan, Runner, Timed, Timer, interleave
-from tileloom.errors import TileloomError
 from tileloom.ops._op import record_choices
 from tileloom.ops.attention import masks
 from tileloom.ops.attention.api import attention
@@ -85,16 +85,24 @@ def run_contest(
 
 
 def _judge(entrant: Entrant, truth: torch.Tensor, baseline: torch.Tensor) -> tuple[str, str]:
-    try:
-        with torch.inference_mode(), entrant.scope(), record_choices() as choices:
-            out = entrant.call()
-        assert_accurate(out, truth, baseline, name=entrant.name)
-    except (AccuracyError, CaseError) as error:
-        return "wrong", _first_line(error)
-    except (RuntimeError, TileloomError) as error:
-        return "refused", _first_line(error)
+    with warnings.catch_warnings(record=True) as told, record_choices() as choices:
+        warnings.simplefilter("always")
+        try:
+            with torch.inference_mode(), entrant.scope():
+                out = entrant.call()
+            assert_accurate(out, truth, baseline, name=entrant.name)
+        except (AccuracyError, CaseError) as error:
+            return "wrong", _first_line(error)
+        except Exception as error:  # a contender that fails must not take the others with it
+            return "refused", "; ".join([_first_line(error), *_reasons(told)])
     backends = sorted({choice.backend for choice in choices})
     return "ok", f"by {', '.join(backends)}" if backends else ""
+
+
+def _reasons(told: Sequence[warnings.WarningMessage]) -> list[str]:
+    """What PyTorch warns of when a backend refuses; not that we have switched off the others."""
+    texts = [str(w.message).partition("(Triggered internally")[0].strip() for w in told]
+    return [t for t in dict.fromkeys(texts) if not t.endswith(("because:", "runtime disabled."))]
 
 
 def _row(name: str, note: tuple[str, str], timed: Mapping[str, Timed], ours: str | None) -> TimeRow:
@@ -161,21 +169,31 @@ def attention_contest(
 
 
 class Replay:
-    """A call captured as a CUDA graph, so that only the device's time counts."""
+    """A call captured as a CUDA graph when it first runs, so that only the device's time counts."""
 
     def __init__(self, call: Callable[[], torch.Tensor]) -> None:
-        """Warm a call up on a side stream, as capturing needs it, and capture it."""
+        """Take a call that never waits for the device."""
+        self._call = call
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._out: torch.Tensor | None = None
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Warm the call up on a side stream, as capturing needs it, and capture it."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
-                call()
+                self._call()
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._out = call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._out = self._call()
+        return graph
 
     def __call__(self) -> torch.Tensor:
         """Run the graph; the result is overwritten by the next run."""
+        if self._graph is None:
+            self._graph = self._capture()
         self._graph.replay()
+        assert self._out is not None, "the captured call gave nothing"
         return self._out
