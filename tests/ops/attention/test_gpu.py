@@ -6,12 +6,13 @@ canaries; the second run must give the same bits.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tests.ops.attention import cases
+from tests.ops.attention import cases, warm
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 
 import tileloom
@@ -48,6 +49,13 @@ def exact_products():
     yield
     for name, value in before.items():
         setattr(matmul, name, value)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled(request):
+    """Most kernels, compiled by several processes before the first test (unless few are asked)."""
+    if len(request.session.items) > 50 and "PYTEST_XDIST_WORKER" not in os.environ:
+        warm.in_processes(min(12, os.cpu_count() or 1))
 
 
 @pytest.fixture(params=["triton", "gluon_sm90"])
@@ -89,27 +97,13 @@ def judge(case: AttentionCase, backend: str) -> None:
     cases.check(inputs, out, lse)
 
 
-@pytest.mark.parametrize(
-    "case", [case for group in cases.GROUPS.values() for case in group], ids=lambda case: case.id
-)
-def test_the_shared_cases_are_right(case, backend):
-    judge(case, backend)
-
-
+_SHARED = [case for group in cases.GROUPS.values() for case in group]
 _BF16_NAMES = ("A2-blind-rows", "top-left", "lengths-window", "everything", "mask-nan")
+_IN_BF16 = [replace(case, dtype=BF16) for case in _SHARED if case.name in _BF16_NAMES]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        replace(case, dtype=BF16)
-        for group in cases.GROUPS.values()
-        for case in group
-        if case.name in _BF16_NAMES
-    ],
-    ids=lambda case: case.id,
-)
-def test_the_shared_cases_are_right_in_bfloat16(case, backend):
+@pytest.mark.parametrize("case", [*_SHARED, *_IN_BF16], ids=lambda case: case.id)
+def test_the_shared_cases_are_right(case, backend):
     judge(case, backend)
 
 
@@ -130,7 +124,12 @@ def _dims() -> list[AttentionCase]:
     ]
 
 
-@pytest.mark.parametrize("case", _dims(), ids=lambda case: case.id)
+_DIMS = _dims()
+# One case for each kernel that most of these tests need; see `warm`.
+COMPILED = [*_DIMS, *_IN_BF16, *_SHARED]
+
+
+@pytest.mark.parametrize("case", _DIMS, ids=lambda case: case.id)
 def test_every_head_dim_is_right(case, backend):
     judge(case, backend)
 
