@@ -241,9 +241,8 @@ def decode(text: str) -> AttentionConfig | None:
         return TritonConfig(*(int(f) for f in fields))
     if backend == "gluon_sm90":
         store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
-        return GluonSm90Config(
-            *(int(f) for f in fields[:3]), store, int(fields[4]), fields[5] == "1"
-        )
+        consumers, block_n, stages = (int(f) for f in fields[:3])
+        return GluonSm90Config(consumers, block_n, stages, store, int(fields[4]), fields[5] == "1")
     return ReferenceConfig() if backend == "reference" else None
 
 
