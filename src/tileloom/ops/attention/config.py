@@ -284,7 +284,8 @@ def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
     if widest <= 64:
         if not is_new:
             return TritonConfig(128, 64, 4 if widest <= 32 else 8, 3)
-        return TritonConfig(128, 64, 4, 1)
+        is_hopper = target.capability[0] == 9
+        return TritonConfig(64 if is_hopper and widest == 64 else 128, 64, 4, 1)
     if widest == 128:
         if not is_new:
             return TritonConfig(128, 32, 8, 3)
