@@ -265,7 +265,7 @@ def _sizes(options: dict[str, Any]) -> tuple[int, int, int, int, int] | None:
 def _value(
     sizes: tuple[int, int, int, int, int], padding: Padding, options: dict[str, Any]
 ) -> Mask | None:
-    batch, len_q, len_k, q_offset, kv_offset = sizes
+    _, len_q, len_k, q_offset, kv_offset = sizes
     band = None
     with contextlib.suppress(AttributeError, KeyError):
         band = band_of(options["mask_function"])
@@ -275,7 +275,7 @@ def _value(
     shown = options.get("attention_mask")
     if placed is None or shown is None:
         return placed
-    if shown.dim() != 2 or shown.dtype is not torch.bool or shown.shape[0] != batch:
+    if shown.dim() != 2 or shown.dtype is not torch.bool:
         return None
     missing = max(kv_offset + len_k - shown.shape[1], 0)
     shown = torch.nn.functional.pad(shown, (0, missing))[:, kv_offset : kv_offset + len_k]
