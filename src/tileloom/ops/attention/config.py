@@ -270,8 +270,9 @@ def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
     is_new = target.capability[0] in (9, 10)
     if problem.dtype == torch.float32:
         if widest <= 64:
-            rows = 32 if target.capability[0] == 10 else 64
-            return TritonConfig(rows, 32, 4 if widest <= 32 else 8, 1, 16)
+            if target.capability[0] == 10:
+                return TritonConfig(32, 32 if widest <= 32 else 16, 4 if widest <= 32 else 8, 1, 16)
+            return TritonConfig(64, 32, 4 if widest <= 32 else 8, 1, 16)
         if widest == 128:
             return TritonConfig(32, 32, 8, 1, 16)
         return TritonConfig(32, 16, 8, 1, 16) if widest == 256 else TritonConfig(16, 16, 8, 1, 16)

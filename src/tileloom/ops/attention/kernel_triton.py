@@ -176,7 +176,6 @@ def _steps(
             alpha = tl.exp2(peak - finite)
         total = total * alpha + tl.sum(p, 1)
         peak = m_new
-        acc = acc * alpha[:, None]
 
         if MASK_MODE == 2 or BIAS_MODE == 2:
             seen = tl.max(visible.to(tl.int32), 0) != 0
@@ -189,7 +188,13 @@ def _steps(
             v_block = _load_tile(
                 v + at * v_l, seen, dims_v < HEAD_DIM_V, CUT or HIDES, HEAD_DIM_V < BLOCK_DV
             )
-        acc = tl.dot(p.to(v_block.dtype), v_block, acc, input_precision="ieee")
+        alpha = tl.broadcast_to(alpha[:, None], acc.shape)
+        if v_block.dtype == tl.float32:
+            # A chain of additions for each block, not one over all keys: rounding errors grow with
+            # the root of its length (fma, because Triton folds `acc + dot` into one chain).
+            acc = tl.fma(acc, alpha, tl.dot(p, v_block, input_precision="ieee"))
+        else:
+            acc = tl.dot(p.to(v_block.dtype), v_block, acc * alpha, input_precision="ieee")
     return acc, peak, total
 
 
