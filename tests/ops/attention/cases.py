@@ -298,6 +298,11 @@ def _shown() -> list[AttentionCase]:
             for name, mask in bands.items()
             for size in sizes
         ),
+        # No row sees a key, though the bounds of a whole tile overlap: nothing may be loaded.
+        AttentionCase(
+            "contradiction-nan", (1, 2, 2, 70, 75, 32, 32), hide=slice(0, None),
+            mask=shown_by(window(None, 0) & window(0, None, anchor="bottom_right")),
+        ),
         AttentionCase("lengths", (4, 2, 2, 33, 100, 32, 32), mask=lengths(0, 5, 100, 1000)),
         AttentionCase(
             "lengths-nan", (2, 2, 1, 80, 100, 32, 32), hide=slice(70, None),
