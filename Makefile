@@ -26,7 +26,7 @@ help:
 	@echo "make clean     remove both again"
 
 demo: $(VENV)
-	.venv/bin/python -m tileloom.cli.main demo
+	.venv/bin/python -m tileloom demo
 
 test: $(VENV) $(TRITONS)
 	$(PYTEST) -m "not full"
