@@ -278,20 +278,19 @@ class Embedder:
             tokens: One batch of `tokenize`; the model must be an encoder.
 
         Returns:
-            A call that gives the last hidden state, `[B, L, E]`. The mask is made here, in the form
-            that the present attention implementation takes.
+            A call that gives the embeddings, `[B, E]`. The mask is made here, in the form that the
+            present attention implementation takes.
         """
         from transformers.masking_utils import create_bidirectional_mask
 
         moved: dict[str, Any] = {name: t.to(self.device) for name, t in tokens.items()}
+        padding = moved["attention_mask"]
         batch, length = moved["input_ids"].shape
         like = torch.empty(batch, length, 0, dtype=self.model.dtype, device=self.device)
-        moved["attention_mask"] = create_bidirectional_mask(
-            self.model.config, like, moved["attention_mask"]
-        )
+        moved["attention_mask"] = create_bidirectional_mask(self.model.config, like, padding)
 
         @torch.inference_mode()
         def call() -> torch.Tensor:
-            return self.model(**moved).last_hidden_state
+            return self._pool(self.model(**moved).last_hidden_state, padding)
 
         return call

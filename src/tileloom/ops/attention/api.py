@@ -204,14 +204,20 @@ def _check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Ten
         )
     for name, t in (("mask", shown.visible), ("bias", bias)):
         if t is not None and not _broadcasts(t.shape, full):
+            remedy = f"{name}[:, None] when it lacks the heads"
+            if t.dim() > 4:
+                remedy = (
+                    f"{name}.flatten(0, {t.dim() - 4}) when the batch is spread over dimensions"
+                )
             raise ShapeError(
                 f"attention: {name} has shape {tuple(t.shape)}, which does not broadcast to "
-                f"[B, Hq, Lq, Lk] = {full}. Try: {name}[:, None] when it lacks the heads."
+                f"[B, Hq, Lq, Lk] = {full}. Try: {remedy}."
             )
     if shown.lengths is not None and shown.lengths.shape[0] != q.shape[0]:
         raise ShapeError(
             f"attention: key_lengths has {shown.lengths.shape[0]} entries, q has batch "
-            f"{q.shape[0]}; it must have one entry for each sequence."
+            f"{q.shape[0]}; it must have one entry for each sequence. Try: key_lengths.expand(B) "
+            "when they share one length."
         )
     for name, t in (("mask", shown.visible), ("bias", bias), ("key_lengths", shown.lengths)):
         if t is not None and t.device != q.device:

@@ -79,7 +79,7 @@ LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def _next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC: gl.constexpr):
+def next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC: gl.constexpr):
     """The tile that follows, as a consumer learns it: by mail from the producer, or by counting."""
     if DYNAMIC:
         slot = count & 1
@@ -92,7 +92,7 @@ def _next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC: gl.constexpr):
 
 
 @gluon.jit
-def _draw_tile(counter, count, mail, mail_full, mail_empty):
+def draw_tile(counter, count, mail, mail_full, mail_empty):
     """Draw the next tile from the counter and mail it to the consumers; the producer's side."""
     tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
     slot = count & 1
@@ -145,7 +145,7 @@ def _producer(
             tma_load(v_desc, [batch, kv_head, col, 0], ring_full.index(v_slot), ring.index(v_slot))
             if DYNAMIC:
                 if j == 0:  # behind the first loads, which hide the latency of the atomic
-                    following = _draw_tile(counter, count, mail, mail_full, mail_empty)
+                    following = draw_tile(counter, count, mail, mail_full, mail_empty)
             item += 2
         count += 1
         tile = following
@@ -278,8 +278,10 @@ def _consumer(
                 + (batch.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
             )
             store_registers(o_head, o_row_stride, o, row, len_q, head_dim_8)
-        tile = _next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC)
+        tile = next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC)
         count += 1
+    if WG == 0:
+        turn_begin(WG)  # nobody is left waiting for the last turn that was passed on
     if STORE_TMA:
         tma.store_wait(0)
 

@@ -65,7 +65,10 @@ def range_of(
     if HAS_RIGHT:
         hi = gl.minimum(right_top, right_bottom + shift)
         end = gl.minimum(end, gl.minimum(row + BLOCK_M, len_q) + hi)
-    if end <= start:  # nothing is visible: one block of zeros, all of it masked
+    is_empty = end <= start
+    if HAS_LEFT and HAS_RIGHT:
+        is_empty = is_empty | (hi < lo)  # bounds that contradict each other
+    if is_empty:  # nothing is visible: one block of zeros, all of it masked
         end = 0
         start = 0
     return start, end, lo, hi
