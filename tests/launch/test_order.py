@@ -4,17 +4,28 @@ import re
 
 import pytest
 from tests.launch import shipped
+from tests.launch.versions import OTHERS, triton_folder
 
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [
+    pytest.mark.timeout(2400),
+    pytest.mark.parametrize("version", [shipped.OWN, *OTHERS]),
+]
+
+
+def compiled(results, version, name):
+    if version != shipped.OWN and triton_folder(version) is None:
+        pytest.skip(f"Triton {version} is not in .triton-versions; `make test` installs it")
+    return results(version)[name, "sm_90"]
+
 
 PINNED = sorted(name for name, spec in shipped.SPECS.items() if spec.constexprs.get("PIN"))
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_exponentials_run_before_the_wait_for_pv(shipped_results, name):
+def test_exponentials_run_before_the_wait_for_pv(shipped_results, version, name):
     """In every step: wait for Q K^T (1 in flight), all exponentials, the pin, wait for P V (0)."""
     wanted = r"(DEPBAR\.LE gsb0, 0x[01]|MUFU\.EX2|BAR\.ARV 0xf)"
-    order = re.findall(wanted, shipped_results(shipped.OWN)[name, "sm_90"].sass)
+    order = re.findall(wanted, compiled(shipped_results, version, name).sass)
     steps = [i for i, text in enumerate(order) if text.endswith("0x1")]
     assert len(steps) >= 2, "each consumer has at least one loop"
     for i in steps:
@@ -22,3 +33,20 @@ def test_exponentials_run_before_the_wait_for_pv(shipped_results, name):
         count = next(n for n, text in enumerate(rest) if text != "MUFU.EX2")
         assert count >= 32, f"{count} exponentials between the two waits"
         assert rest[count : count + 2] == ["BAR.ARV 0xf", "DEPBAR.LE gsb0, 0x0"]
+
+
+GLUON = sorted(name for name, spec in shipped.SPECS.items() if spec.gluon)
+# `device/barriers.py` and `device/order.py`: turns of up to three consumers, cleared V, the pin.
+OURS = {8, 9, 10, 12, 15}
+
+
+@pytest.mark.parametrize("name", GLUON)
+def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, name):
+    """Triton keeps to ids below 8, and both turns of the consumers are there with 256 threads."""
+    ptx = compiled(shipped_results, version, name).ptx
+    used = re.findall(r"\bbar(?:rier)?(?:\.\w+)*\s+(\d+)(?:,\s*(\d+))?", ptx)
+    ids = {int(ident) for ident, _ in used}
+    assert {ident for ident in ids if ident >= 8} <= OURS
+    assert {("8", "256"), ("9", "256")} <= set(used)
+    assert any(ident < 8 for ident in ids)
+    assert "cp.async.mbarrier.arrive.noinc" in ptx

@@ -1,7 +1,7 @@
 """Hardware named barriers, and arrivals that cost no partition barrier.
 
 Gluon has neither. Triton itself uses barrier ids 0, 1 and one for each partition, so ids 8 to 15
-are free (Triton 3.6 to 3.9; `tests/device/test_barriers.py` reads the PTX).
+are free (Triton 3.6 to 3.9; `tests/launch/test_order.py` reads the PTX).
 """
 
 from __future__ import annotations
