@@ -1,0 +1,180 @@
+"""mbarriers and named barriers: counts, phases, transferred bytes, and the clocks they pass on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tileloom.emulator.happens_before import Clock, join
+from tileloom.emulator.ir import Loc
+from tileloom.emulator.report import Access
+
+if TYPE_CHECKING:
+    from tileloom.emulator.machine import Partition
+
+# The hardware's tx-count and arrival count have 20 bits.
+MAX_COUNT = (1 << 20) - 1
+
+
+class Barrier:
+    """One mbarrier.
+
+    Attributes:
+        key: Its clock key; the counter is the number of completed phases.
+        count: Arrivals that complete a phase.
+        pending: Arrivals still missing in the current phase.
+        tx: Bytes still missing in the current phase.
+        phase: Completed phases.
+    """
+
+    def __init__(self, name: str, count: int, key: int, loc: Loc, maker: Partition) -> None:
+        self.name = name
+        self.count = count
+        self.pending = count
+        self.tx = 0
+        self.phase = 0
+        self.key = key
+        self.loc = loc
+        self.clock: Clock = {}
+        self.fence: Clock = {}
+        self.released: tuple[Clock, Clock] = ({}, {})
+        self.loads: list[object] = []
+        self.made_by = maker
+        self.made_at = maker.clock[maker.key] + 1
+        self.waiters = 0
+
+    def join(self, clock: Clock, fence: Clock) -> None:
+        """Pass what an arriver knows on to later waiters."""
+        join(self.clock, clock)
+        join(self.fence, fence)
+
+    def arrive(self, partition: Partition, count: int, loc: Loc, what: str) -> None:
+        """Let a partition arrive; what it knows is passed on to later waiters."""
+        partition.clock[partition.key] += 1
+        self.join(partition.clock, partition.fence)
+        self.count_down(partition, count, loc, what)
+
+    def count_down(self, partition: Partition, count: int, loc: Loc, what: str) -> None:
+        """Take arrivals off the current phase."""
+        if count > self.pending:
+            partition.report(
+                "barrier",
+                f"mbarrier {self.name} gets {count} more arrival{'s' * (count > 1)} by {what} while "
+                f"its phase {self.phase} lacks only {self.pending} of {self.count}",
+                loc,
+                what,
+                hint="raise the count given to mbarrier.init, or let fewer threads or partitions "
+                "arrive in a phase",
+                other=Access(self.loc, "mbarrier.init", partition.name, partition.cta.program),
+            )
+            count = self.pending
+        self.pending -= count
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete the phase if nothing is missing."""
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.count
+            self.clock[self.key] = self.phase
+            self.fence[self.key] = self.phase
+            self.released = (dict(self.clock), dict(self.fence))
+
+    def transfer(self, nbytes: int) -> None:
+        """Take arrived bytes off. Bytes may arrive before they are expected."""
+        self.tx -= nbytes
+        self.settle()
+
+    def passed(self, parity: int) -> bool:
+        """Whether a wait for this parity may go on."""
+        return (self.phase & 1) != parity
+
+    def acquire(self, partition: Partition) -> None:
+        """Let a waiter that passed know what the arrivals of the completed phases knew."""
+        join(partition.clock, self.released[0])
+        join(partition.fence, self.released[1])
+
+    def state(self) -> str:
+        """Return the barrier's state as deadlock reports show it."""
+        return (
+            f"mbarrier {self.name}: current phase {self.phase} (parity {self.phase & 1}), "
+            f"{self.count - self.pending} of {self.count} arrivals, {self.tx} bytes outstanding"
+        )
+
+
+class NamedBarrier:
+    """One of the 16 hardware barriers of a program, as ``bar.sync`` and ``bar.arrive`` use it."""
+
+    def __init__(self, ident: int) -> None:
+        self.ident = ident
+        self.expected = 0
+        self.arrived = 0
+        self.round = 0
+        self.here: list[tuple[Partition, Loc, str]] = []
+        self.clock: Clock = {}
+        self.fence: Clock = {}
+        self.released: tuple[Clock, Clock] = ({}, {})
+
+    def arrive(self, partition: Partition, count: int, loc: Loc, what: str) -> int:
+        """Let all threads of a partition arrive.
+
+        Args:
+            partition: Who arrives.
+            count: The thread count that the instruction names.
+            loc: The statement.
+            what: The instruction, for reports.
+
+        Returns:
+            The round that has to complete before a ``bar.sync`` goes on.
+        """
+        threads = 32 * partition.warps
+        if self.here and count != self.expected:
+            first = self.here[0]
+            partition.report(
+                "barrier",
+                f"named barrier {self.ident} is used with {count} threads while a round with "
+                f"{self.expected} threads is under way",
+                loc,
+                what,
+                other=Access(first[1], first[2], first[0].name, partition.cta.program),
+                hint="give every bar.sync and bar.arrive of one barrier the same thread count",
+            )
+        if any(p is partition for p, _, _ in self.here):
+            partition.report(
+                "barrier",
+                f"partition '{partition.name}' arrives twice at named barrier {self.ident} in one "
+                "round",
+                loc,
+                what,
+                hint="each partition arrives once a round: pair every bar.arrive with a bar.sync",
+            )
+        self.expected = count
+        partition.clock[partition.key] += 1
+        join(self.clock, partition.clock)
+        join(self.fence, partition.fence)
+        self.arrived += threads
+        self.here.append((partition, loc, what))
+        mine = self.round
+        if self.arrived > count:
+            partition.report(
+                "barrier",
+                f"{self.arrived} threads arrive at named barrier {self.ident}, which expects {count}",
+                loc,
+                what,
+                hint="the count is the number of threads of all partitions that sync or arrive",
+            )
+            self.arrived = count
+        if self.arrived == count:
+            self.round += 1
+            self.arrived = 0
+            self.here = []
+            self.released = (dict(self.clock), dict(self.fence))
+        return mine
+
+    def acquire(self, partition: Partition) -> None:
+        """Let a partition whose ``bar.sync`` went on know what the others knew."""
+        join(partition.clock, self.released[0])
+        join(partition.fence, self.released[1])
+
+    def state(self) -> str:
+        """Return the barrier's state as deadlock reports show it."""
+        return f"named barrier {self.ident}: {self.arrived} of {self.expected} threads have arrived"

@@ -1,0 +1,290 @@
+"""Catching kernel launches: a driver that Triton takes for a GPU, and what a launch does here.
+
+Nothing of Triton is patched. A driver of our own is made the active one, and a stage hook keeps the
+compiler's first stages and hands over the IR's text in place of a binary. Triton does specialisation,
+caching and descriptor handling as ever, and calls our launcher with the CPU tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton
+from triton import knobs as triton_knobs
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.runtime import driver
+
+from tileloom.emulator import dialect, dtypes
+from tileloom.emulator.irtext import read_module
+from tileloom.emulator.lower import Program
+from tileloom.emulator.memory import Desc, Storage, storage_bytes
+from tileloom.emulator.report import LaunchError
+
+if TYPE_CHECKING:
+    from tileloom.emulator.session import Run
+
+_sessions: list[Run] = []
+_programs: dict[tuple[str, str], Program] = {}
+_LEVELS = {"ttir": 1, "ttgir": 2, "machine": 3}
+
+
+def current() -> Run:
+    """Return the innermost emulated run."""
+    return _sessions[-1]
+
+
+class _Utils:
+    """What Triton asks of a driver about binaries and devices."""
+
+    def load_binary(self, name: str, kernel: Any, shared: int, device: int) -> tuple[Any, ...]:
+        text = kernel.decode() if isinstance(kernel, bytes) else kernel
+        return 0, _program(text), 0, 0, 1024
+
+    def unload_module(self, module: Any) -> None:
+        """Forget nothing: programs are kept with their text."""
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        session = current()
+        return {
+            "max_shared_mem": session.target.smem,
+            "multiprocessor_count": session.target.sms,
+            "warpSize": 32,
+            "max_num_regs": 65536,
+            "sm_clock_rate": 1,
+            "mem_clock_rate": 1,
+            "mem_bus_width": 1,
+        }
+
+
+def _program(text: str) -> Program:
+    header, _, body = text.partition("\n")
+    language, level = header.removeprefix("// ").split()
+    key = (text, level)
+    found = _programs.get(key)
+    if found is None:
+        # Cheap enough that nothing is kept on disk: a few milliseconds for the largest kernels.
+        found = _programs[key] = Program(read_module(body), level=level)
+        found.is_gluon = language == "gluon"
+    return found
+
+
+def _flatten(name: str, kind: Any, value: Any, out: list[tuple[str, Any, Any]]) -> None:
+    if isinstance(kind, tuple):
+        for i, (k, v) in enumerate(zip(kind, value)):
+            _flatten(f"{name}[{i}]", k, v, out)
+    elif kind != "constexpr":
+        out.append((name, kind, value))
+
+
+class _Arguments:
+    """Turns the arguments of a launch into values of the frame."""
+
+    def __init__(self) -> None:
+        self.storages: list[Storage] = []
+        self._known: dict[int, Storage] = {}
+
+    def storage(self, tensor: torch.Tensor, name: str) -> Storage:
+        if tensor.device.type != "cpu":
+            raise LaunchError(
+                f"emulator: argument '{name}' is on {tensor.device}; the emulator takes CPU tensors. "
+                "Try: pass the tensor's .cpu()."
+            )
+        elem = dtypes.TORCH.get(tensor.dtype)
+        if elem is None:
+            raise LaunchError(
+                f"emulator: argument '{name}' has dtype {tensor.dtype}; supported are "
+                f"{', '.join(str(d).removeprefix('torch.') for d in dtypes.TORCH)}."
+            )
+        pointer = tensor.untyped_storage().data_ptr()
+        found = self._known.get(pointer) if pointer else None
+        if found is None:
+            data = storage_bytes(tensor)
+            found = Storage(len(self.storages), name, data, tensor.element_size())
+            found.address = pointer
+            self.storages.append(found)
+            self._known[pointer] = found
+        return found
+
+    def flatten(self, signature: list[tuple[str, Any]], args: tuple[Any, ...]) -> list[Any]:
+        flat: list[tuple[str, Any, Any]] = []
+        for (name, kind), value in zip(signature, args):
+            _flatten(name, kind, value, flat)
+        out: list[Any] = []
+        for name, kind, value in flat:
+            self._one(name, kind, value, out)
+        return out
+
+    def _one(self, name: str, kind: str, value: Any, out: list[Any]) -> None:
+        if kind.startswith("tensordesc"):
+            base = value.base
+            storage = self.storage(base, name)
+            elem = dtypes.TORCH[base.dtype]
+            nan = getattr(value, "padding", "zero") == "nan"
+            shape, strides = [int(x) for x in value.shape], [int(x) for x in value.strides]
+            block = tuple(int(x) for x in value.block_shape)
+            desc = Desc(storage, base.storage_offset(), shape, strides, block, elem, nan, name)
+            from tileloom.emulator.lower_global import check_descriptor
+
+            check_descriptor(desc, base.data_ptr(), name)
+            out += [desc, *shape, *strides]
+        elif isinstance(value, torch.Tensor):
+            storage = self.storage(value, name)
+            out.append(storage.base + value.storage_offset() * value.element_size())
+        elif hasattr(value, "data_ptr"):
+            inner = getattr(value, "base", None)
+            if not isinstance(inner, torch.Tensor):
+                raise LaunchError(
+                    f"emulator: argument '{name}' is a {type(value).__name__}; the emulator needs a "
+                    "torch tensor to know its size."
+                )
+            storage = self.storage(inner, name)
+            out.append(storage.base + inner.storage_offset() * inner.element_size())
+        elif kind.startswith("*"):
+            out.append(0 if value is None else int(value))
+        elif kind.startswith("fp") or kind.startswith("bf"):
+            elem = {"fp64": "f64", "fp16": "f16", "bf16": "bf16"}.get(kind, "f32")
+            out.append(dtypes.scalar(dtypes.round_to(np.float64(value), elem), elem))
+        elif kind in ("i1", "u1"):
+            out.append(bool(value))
+        else:
+            bits = int(re.sub(r"\D", "", kind))
+            out.append(dtypes.wrap(int(value), f"i{bits}"))
+
+
+class _Launcher:
+    """What Triton calls to launch a kernel."""
+
+    def __init__(self, src: Any, metadata: Any) -> None:
+        self._signature = list(src.signature.items())
+
+    def __call__(
+        self, x: int, y: int, z: int, stream: Any, program: Program, packed: Any, metadata: Any,
+        enter: Any, leave: Any, *args: Any,
+    ) -> None:  # fmt: skip
+        arguments = _Arguments()
+        values = arguments.flatten(self._signature, args)
+        expected = len(program.module.kernel.args)
+        if len(values) < expected:
+            raise LaunchError(
+                f"emulator: kernel '{program.name}' takes {expected} values and the launch gives "
+                f"{len(values)}: {[k for k, _ in self._signature]}."
+            )
+        current().launch(program, values[:expected], (x, y, z), arguments.storages)
+
+
+class EmulatedDriver(DriverBase):
+    """The driver that Triton sees inside an emulated run."""
+
+    def __init__(self, capability: int, level: str) -> None:
+        self.utils = _Utils()
+        self.launcher_cls = _Launcher
+        self._capability = capability
+        self._level = level
+
+    @classmethod
+    def is_active(cls) -> bool:
+        """Tell Triton that this driver can be used; it is never found by search."""
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        """Return the type's own name: no C++ launcher is compiled."""
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        """Return the architecture that kernels are compiled for."""
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        """Return the device of the tensors."""
+        return torch.device("cpu")
+
+    def get_benchmarker(self) -> Any:
+        """Return Triton's benchmark function; timings inside the emulator mean nothing."""
+        return triton.testing.do_bench
+
+    def get_current_device(self) -> int:
+        """Return a number that stands for architecture and level, so that caches keep them apart."""
+        return 10_000 + self._capability * 10 + _LEVELS[self._level]
+
+    def set_current_device(self, device: int) -> None:
+        """Take any device: there is one."""
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """Return the only stream."""
+        return 0
+
+    def get_device_interface(self) -> Any:
+        """Return torch's CUDA module, as Triton expects."""
+        return torch.cuda
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Return a small buffer: there is no cache to flush."""
+        return torch.empty(1, dtype=torch.int32)
+
+    def clear_cache(self, cache: torch.Tensor) -> None:
+        """Do nothing: there is no cache."""
+
+
+def _stages_hook(
+    self: Any = None, stages: Any = None, options: Any = None, language: Any = None, capability: Any = None
+) -> Any:
+    session = current()
+    level = session.options.level
+    if self is None:  # Triton 3.7 and later ask for a cache key.
+        key = f"tileloom-emulator-{level}"
+        return key, key
+    name = "gluon" if "gluon" in str(language).lower() else "triton"
+    kept = {k: v for k, v in stages.items() if k in dialect.kept_stages(name, level)}
+    stages.clear()
+    stages.update(kept)
+
+    def finish(src: Any, metadata: dict[str, Any]) -> bytes:
+        return _finish(src, metadata, name, level, capability or 90)
+
+    stages["cubin"] = finish
+    return None
+
+
+def _finish(src: Any, metadata: dict[str, Any], language: str, level: str, capability: int) -> bytes:
+    """Stand in for the last stage: the 'binary' is the text of the IR."""
+    if level == "machine":
+        dialect.run_machine_passes(src, capability)
+    text = src.str() if hasattr(src, "str") else str(src)
+    shared = re.search(r"ttg\.shared = (\d+)", text[:20000]) if level == "machine" else None
+    metadata["shared"] = int(shared.group(1)) if shared else 0
+    metadata.setdefault("num_warps", 4)
+    metadata.setdefault("tensordesc_meta", None)
+    for key in ("tmem_size", "global_scratch_size", "profile_scratch_size"):
+        metadata.setdefault(key, 0)
+    for key in ("global_scratch_align", "profile_scratch_align"):
+        metadata.setdefault(key, 1)
+    match = re.search(r"tt\.func public @([\w.$]+)", text)
+    metadata["name"] = match.group(1) if match else "kernel"
+    return f"// {language} {level}\n{text}".encode()
+
+
+@contextlib.contextmanager
+def captured(session: Run) -> Iterator[None]:
+    """Let every launch inside the block go to `session`; give the old driver back at its end."""
+    dialect.check_version()
+    before = driver._active
+    hook = triton_knobs.runtime.add_stages_inspection_hook
+    _sessions.append(session)
+    with tempfile.TemporaryDirectory(prefix="tileloom-emulator-") as folder:
+        try:
+            driver.set_active(EmulatedDriver(session.capability, session.options.level))
+            triton_knobs.runtime.add_stages_inspection_hook = _stages_hook
+            with triton_knobs.cache.scope():
+                triton_knobs.cache.dir = folder
+                yield
+        finally:
+            triton_knobs.runtime.add_stages_inspection_hook = hook
+            driver._active = before
+            _sessions.pop()

@@ -1,0 +1,309 @@
+"""Reads, writes and atomics on global memory: bounds, races, and the edges that atomics make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tileloom.emulator import dtypes
+from tileloom.emulator.happens_before import Clock, join
+from tileloom.emulator.ir import Loc
+from tileloom.emulator.machine import Launch, Partition
+from tileloom.emulator.memory import SPACING, Storage
+
+# Atomics on larger tensors make no happens-before edges: nobody spins on so many flags.
+EDGE_LIMIT = 256
+
+
+def locate(
+    partition: Partition, addresses: np.ndarray, mask: np.ndarray | None, size: int, what: str, loc: Loc
+) -> tuple[Storage | None, Any]:
+    """Find the storage and the element numbers that some addresses mean.
+
+    Args:
+        partition: Who accesses, for the report.
+        addresses: Virtual addresses.
+        mask: Lanes that take part; None for all.
+        size: Element size in bytes.
+        what: The access, for the report.
+        loc: The statement.
+
+    Returns:
+        The storage and element numbers (of all lanes); ``(None, None)`` if no lane takes part or the
+        addresses were reported as out of bounds.
+    """
+    used = addresses if mask is None else addresses[mask]
+    if used.size == 0:
+        return None, None
+    storages = partition.cta.launch.storages
+    low, high = int(used.min()), int(used.max()) + size
+    index = (low >> SPACING) - 1
+    if 0 <= index < len(storages):
+        storage = storages[index]
+        if low >= storage.base and high <= storage.base + storage.nbytes:
+            if (low - storage.base) % size:
+                partition.report(
+                    "out-of-bounds", f"{what} at an address of '{storage.name}' that is not a "
+                    f"multiple of {size} bytes", loc, what,
+                )  # fmt: skip
+            return storage, (addresses - storage.base) // size
+    _report_outside(partition, used, size, what, loc)
+    return None, None
+
+
+def _report_outside(
+    partition: Partition, used: np.ndarray, size: int, what: str, loc: Loc
+) -> None:
+    storages = partition.cta.launch.storages
+    flat = used.reshape(-1)
+    if not storages:
+        partition.report("out-of-bounds", f"{what}: the kernel has no tensor argument", loc, what)
+        return
+    low, high = int(flat.min()), int(flat.max()) + size
+
+    def distance(s: Storage) -> int:
+        return min(abs(low - s.base), abs(high - s.base - s.nbytes), abs(low - s.base - s.nbytes))
+
+    near = min(storages, key=distance)
+    bad = (flat < near.base) | (flat + size > near.base + near.nbytes)
+    first = (int(flat[int(np.argmax(bad))]) - near.base) // size
+    total = near.nbytes // size
+    partition.report(
+        "out-of-bounds",
+        f"{what} outside of '{near.name}' ({total} elements): {int(bad.sum())} of {flat.size} lanes, "
+        f"the first touches element {first}",
+        loc, what, hint="mask the lanes that lie past the end",
+    )  # fmt: skip
+
+
+def selector(storage: Storage, index: np.ndarray, size: int) -> Any:
+    """Return a function that picks the elements' part of a shadow array."""
+    grain = storage.elem_size
+    if size == grain:
+        picked = index
+    elif size < grain:
+        picked = index * size // grain
+    else:
+        ratio = size // grain
+        picked = (index[..., None] * ratio + np.arange(ratio)).reshape(-1)
+    return lambda shadow: (shadow, picked)
+
+
+def read(
+    partition: Partition, addresses: Any, mask: np.ndarray | None, other: Any, elem: str, loc: Loc,
+    what: str = "load", atomic: bool = False,
+) -> np.ndarray:  # fmt: skip
+    """Read values; lanes that take no part get `other` (or zero)."""
+    where = np.asarray(addresses)
+    size = dtypes.size_of(elem)
+    storage, index = locate(partition, where, mask, size, what, loc)
+    number = dtypes.numpy_type(elem)
+    if storage is None:
+        return np.broadcast_to(np.asarray(0 if other is None else other, number), where.shape)
+    words = storage.words(size)
+    used = index if mask is None else index[mask]
+    launch = partition.cta.launch
+    launch.memory.access(
+        storage, selector(storage, used, size), partition, what, loc, write=False, atomic=atomic
+    )
+    if mask is None:
+        return dtypes.from_bits(words[index], elem)
+    values = dtypes.from_bits(words[np.where(mask, index, 0)], elem)
+    return np.where(mask, values, number(0) if other is None else other).astype(number, copy=False)
+
+
+def write(
+    partition: Partition, addresses: Any, values: Any, mask: np.ndarray | None, elem: str, loc: Loc,
+    what: str = "store", atomic: bool = False,
+) -> None:  # fmt: skip
+    """Write values of the lanes that take part."""
+    where = np.asarray(addresses)
+    size = dtypes.size_of(elem)
+    storage, index = locate(partition, where, mask, size, what, loc)
+    if storage is None:
+        return
+    bits = dtypes.to_bits(np.broadcast_to(np.asarray(values), where.shape), elem).reshape(where.shape)
+    if mask is not None:
+        index, bits = index[mask], bits[mask]
+    launch = partition.cta.launch
+    launch.memory.access(
+        storage, selector(storage, index, size), partition, what, loc, write=True, atomic=atomic
+    )
+    storage.words(size)[index] = bits
+    launch.changed()
+    if launch.released and not atomic:
+        for element in np.unique(index)[:EDGE_LIMIT].tolist():
+            launch.released.pop((storage.index, element * size), None)
+
+
+def acquire(partition: Partition, keys: list[tuple[int, int]], order: str, scope: str) -> None:
+    """Take over what the releases of some locations knew, if the order acquires."""
+    released = partition.cta.launch.released
+    for key in keys:
+        found = released.get(key)
+        if found is None:
+            continue
+        if order in ("acquire", "acq_rel", "seq_cst") and scope != "cta":
+            join(partition.clock, found[0])
+            join(partition.fence, found[1])
+        else:
+            partition.observed.append(found)
+            del partition.observed[:-32]
+
+
+def release(
+    partition: Partition, keys: list[tuple[int, int]], order: str, scope: str, modify: bool
+) -> None:
+    """Leave at some locations what the partition knows, if the order releases.
+
+    Args:
+        partition: Who releases.
+        keys: Storage numbers and byte offsets.
+        order: Memory order.
+        scope: Memory scope; ``cta`` makes no edge to other programs.
+        modify: Whether this is a read-modify-write, which continues earlier releases.
+    """
+    released = partition.cta.launch.released
+    mine: tuple[Clock, Clock] | None = partition.release_fence
+    if order in ("release", "acq_rel", "seq_cst") and scope != "cta":
+        partition.clock[partition.key] += 1
+        mine = (dict(partition.clock), dict(partition.fence))
+    for key in keys:
+        before = released.get(key) if modify else None
+        if before is not None and mine is not None:
+            clock, fence = dict(before[0]), dict(before[1])
+            join(clock, mine[0])
+            join(fence, mine[1])
+            released[key] = (clock, fence)
+        elif mine is not None:
+            released[key] = mine
+        elif not modify:
+            released.pop(key, None)
+
+
+def fence(partition: Partition) -> None:
+    """Play ``fence.acq_rel``: relaxed accesses around it make edges."""
+    for clock, proxy in partition.observed:
+        join(partition.clock, clock)
+        join(partition.fence, proxy)
+    partition.observed.clear()
+    partition.clock[partition.key] += 1
+    partition.release_fence = (dict(partition.clock), dict(partition.fence))
+
+
+def location_keys(storage: Storage, index: Any, size: int) -> list[tuple[int, int]]:
+    """Return the keys under which the edges of some elements are kept; none for large tensors."""
+    flat = np.asarray(index).reshape(-1)
+    if flat.size > EDGE_LIMIT:
+        return []
+    return [(storage.index, int(i) * size) for i in flat.tolist()]
+
+
+_UPDATE: dict[str, Any] = {
+    "add": np.add, "fadd": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "max": np.maximum, "min": np.minimum, "umax": np.maximum, "umin": np.minimum,
+    "exch": lambda old, new: new, "inc": lambda old, top: np.where(old >= top, 0, old + 1),
+}  # fmt: skip
+RMW_OPS = frozenset(_UPDATE)
+
+
+def atomic(
+    partition: Partition, operation: str, order: str, scope: str, addresses: Any, values: Any,
+    mask: np.ndarray | None, elem: str, loc: Loc, compare: Any = None, what: str = "atomic",
+) -> np.ndarray:  # fmt: skip
+    """Do an atomic read-modify-write on each lane, one after another; return the old values."""
+    where = np.asarray(addresses)
+    size = dtypes.size_of(elem)
+    number = dtypes.numpy_type(elem)
+    storage, index = locate(partition, where, mask, size, what, loc)
+    old = np.zeros(where.shape, number)
+    if storage is None:
+        return old
+    launch = partition.cta.launch
+    lanes = np.ones(where.shape, np.bool_) if mask is None else mask
+    flat = np.atleast_1d(index)[np.atleast_1d(lanes)]
+    new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
+    launch.memory.access(
+        storage, selector(storage, flat, size), partition, what, loc, write=True, atomic=True
+    )
+    keys = location_keys(storage, flat, size)
+    acquire(partition, keys, order, scope)
+    words = storage.words(size)
+    before = words[flat].copy()
+    out = _apply(words, flat, new, operation, elem, compare, where, lanes)
+    if order != "relaxed" or keys:
+        release(partition, keys, order, scope, modify=True)
+    if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):
+        launch.changed()
+    else:
+        partition.looks += 1
+    np.atleast_1d(old)[np.atleast_1d(lanes)] = out
+    if where.ndim == 0:
+        return np.asarray(out, number).reshape(())
+    return old
+
+
+def _apply(
+    words: np.ndarray, flat: np.ndarray, new: np.ndarray, operation: str, elem: str, compare: Any,
+    where: np.ndarray, lanes: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Update the words; return the old values in lane order."""
+    as_unsigned = operation in ("umax", "umin", "inc")
+
+    def value_of(bits: np.ndarray) -> np.ndarray:
+        values = dtypes.from_bits(bits, elem)
+        return dtypes.unsigned(values, elem) if as_unsigned else values
+
+    if as_unsigned:
+        new = dtypes.unsigned(np.ascontiguousarray(new, dtypes.numpy_type(elem)), elem)
+    expected = None
+    if compare is not None:
+        expected = np.atleast_1d(np.broadcast_to(np.asarray(compare), where.shape))
+        expected = dtypes.to_bits(expected[np.atleast_1d(lanes)], elem)
+    if np.unique(flat).size == flat.size:
+        before = words[flat]
+        if expected is not None:
+            words[flat] = np.where(before == expected, dtypes.to_bits(new, elem), before)
+        else:
+            result = _UPDATE[operation](value_of(before), new)
+            words[flat] = _bits(result, elem, as_unsigned)
+        return dtypes.from_bits(before, elem)
+    out = np.empty(flat.shape, dtypes.numpy_type(elem))
+    for lane, at in enumerate(flat.tolist()):
+        before = words[at : at + 1].copy()
+        out[lane] = dtypes.from_bits(before, elem)[0]
+        if expected is not None:
+            if before[0] == expected[lane]:
+                words[at] = dtypes.to_bits(new[lane : lane + 1], elem)[0]
+        else:
+            result = _UPDATE[operation](value_of(before), new[lane : lane + 1])
+            words[at] = _bits(result, elem, as_unsigned)[0]
+    return out
+
+
+def _bits(values: Any, elem: str, as_unsigned: bool) -> np.ndarray:
+    if as_unsigned:
+        return np.asarray(values).astype(dtypes.UNSIGNED[elem])
+    return dtypes.to_bits(np.atleast_1d(values), elem)
+
+
+def host_write(launch: Launch, host: Partition, storage: Storage, start: int, data: np.ndarray) -> None:
+    """Let the host write bytes: a release that an acquiring reader may see.
+
+    Args:
+        launch: The launch that runs.
+        host: The partition that stands for the host.
+        storage: Where to.
+        start: Byte offset in the storage.
+        data: The bytes.
+    """
+    grain = storage.elem_size
+    index = np.arange(start // grain, -(-(start + data.size) // grain))
+    launch.memory.access(
+        storage, selector(storage, index, grain), host, "host", Loc(), write=True,
+        atomic=data.size <= 8,
+    )  # fmt: skip
+    storage.words(1)[start : start + data.size] = data
+    if data.size <= 8:
+        release(host, [(storage.index, start)], "release", "sys", modify=False)

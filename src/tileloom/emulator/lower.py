@@ -1,0 +1,303 @@
+"""From operations to closures: the registry of lowerings and the program that they make up.
+
+A lowering gets an operation and returns a function of the frame. Frame slot 0 holds the partition.
+There are four kinds: PURE changes the frame only; STEP may touch shared state and may return a `Wait`;
+NEST is a generator (control flow around steps); END ends a block.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from tileloom.emulator.dtypes import UnknownElementError
+from tileloom.emulator.ir import Block, Func, Loc, Module, Op, walk
+from tileloom.emulator.machine import Cta, Frame, Partition, Wait
+from tileloom.emulator.report import EmulatorError, UnsupportedKernelError, quote
+
+PURE, STEP, NEST, END = range(4)
+Run = Callable[[Frame], Any]
+Lowering = Callable[["Op", "Program"], Run]
+
+# Attributes that carry no meaning for execution, or that a lowering reads by itself.
+_COMMON = {
+    "tt.divisibility", "tt.contiguity", "tt.constancy", "loop.cluster", "loop.stage", "ttg.partition",
+    "ttg.partition.outputs", "ttg.warp_specialize.tag", "async_task_id", "allocation.offset",
+    "fastmath", "overflowFlags", "operandSegmentSizes", "resultSegmentSizes", "tt.latency",
+    "tt.self_latency",
+}  # fmt: skip
+
+
+class _Entry:
+    __slots__ = ("attrs", "kind", "lower", "words")
+
+    def __init__(self, lower: Lowering, kind: int, attrs: frozenset[str], words: str) -> None:
+        self.lower = lower
+        self.kind = kind
+        self.attrs = attrs
+        self.words = re.compile(words)
+
+
+_REGISTRY: dict[str, _Entry] = {}
+
+
+def lowers(
+    *names: str, kind: int = PURE, attrs: Iterable[str] = (), words: str = r"-?\d+"
+) -> Callable[[Lowering], Lowering]:
+    """Register a lowering for some operations.
+
+    Args:
+        names: Operation names.
+        kind: PURE, STEP, NEST or END. A lowering may lower the kind on its own by setting
+            ``op.kind`` (a loop whose body is pure is pure).
+        attrs: Attributes that the lowering knows; others are an error.
+        words: A pattern for the words that may stand in the operation's text.
+
+    Returns:
+        The decorator.
+    """
+
+    def register(function: Lowering) -> Lowering:
+        for name in names:
+            _REGISTRY[name] = _Entry(function, kind, _COMMON | frozenset(attrs), words)
+        return function
+
+    return register
+
+
+def load_lowerings() -> None:
+    """Import the modules that register lowerings; they import this one."""
+    for name in ("arith", "shape", "control", "global", "shared", "async", "wgmma", "ptx"):
+        importlib.import_module(f"tileloom.emulator.lower_{name}")
+
+
+def known_ops() -> list[str]:
+    """Return the names of all operations that can be run, sorted."""
+    return sorted(_REGISTRY)
+
+
+class OutOfViewError(Exception):
+    """A bad view was used while reports are collected: the access is dropped."""
+
+
+class PendingUseError(Exception):
+    """A pure operation touched the result of a wgmma that was not waited for."""
+
+    def __init__(self, pending: Any) -> None:
+        super().__init__("pending")
+        self.pending = pending
+
+
+class Program:
+    """A module made ready to run.
+
+    Attributes:
+        module: What was read.
+        communicates: Whether programs may talk through global memory, so that they run together.
+        name: The kernel's name.
+    """
+
+    def __init__(self, module: Module, *, level: str = "ttgir") -> None:
+        load_lowerings()
+        self.module = module
+        self.level = level
+        self.name = module.kernel.name
+        self.communicates = any(_communicates(op) for op in module.walk())
+        self.is_gluon = False
+        for func in module.funcs.values():
+            self.build_blocks(func.blocks)
+
+    # ---- building
+    def build_blocks(self, blocks: list[Block]) -> bool:
+        """Lower all operations of some blocks; return whether the region is pure and straight."""
+        pure = len(blocks) == 1
+        for block in blocks:
+            plan = []
+            end = None
+            for op in block.ops:
+                self.build(op)
+                if op.kind == END:
+                    end = op
+                    continue
+                pure = pure and op.kind == PURE
+                plan.append((op.kind, op.run, op))
+            block.plan = (plan, end)
+        return pure
+
+    def build(self, op: Op) -> None:
+        """Lower one operation; what is unknown becomes an error once it is reached."""
+        entry = _REGISTRY.get(op.name)
+        problem = ""
+        if entry is None:
+            problem = f"operation '{op.name}' is not supported"
+            for region in op.regions:
+                self.build_blocks(region)
+        else:
+            extra = sorted(set(op.attrs) - entry.attrs)
+            words = [w for w in op.words if not entry.words.fullmatch(w)]
+            if extra:
+                problem = f"operation '{op.name}' has an attribute '{extra[0]}' that is not known"
+            elif words:
+                problem = f"operation '{op.name}' has a word '{words[0]}' that is not known"
+        if not problem and entry is not None:
+            op.kind = entry.kind
+            try:
+                op.run = entry.lower(op, self)
+                return
+            except (UnsupportedKernelError, UnknownElementError) as error:
+                problem = str(error.args[0]).removeprefix("emulator: ").split("\n")[0]
+            except (KeyError, ValueError, IndexError, AttributeError) as error:
+                problem = f"cannot read '{op.name} {op.text[:120]}' ({error!r})"
+        op.kind = STEP
+        op.run = _refusal(problem, op)
+
+    # ---- running
+    def run_blocks(
+        self, blocks: list[Block], frame: Frame
+    ) -> Generator[Wait | None, None, list[Any] | None]:
+        """Run blocks as a generator; the result is what the terminator yields."""
+        partition: Partition = frame[0]
+        explore = partition.cta.launch.explore
+        block = blocks[0]
+        while True:
+            plan, end = block.plan
+            at = 0
+            while at < len(plan):
+                try:
+                    for at in range(at, len(plan)):  # noqa: B020, PLR1704
+                        kind, run, op = plan[at]
+                        if kind == PURE:
+                            run(frame)
+                        elif kind == STEP:
+                            if explore:
+                                yield None
+                            partition.here = op.loc
+                            wait = run(frame)
+                            if wait is not None:
+                                yield wait
+                        else:
+                            yield from run(frame)
+                    at += 1
+                except PendingUseError as use:
+                    _pending_used(use, plan[at][2], partition)
+                except OutOfViewError:
+                    at += 1
+            if end is None:
+                return None
+            if end.name in ("cf.br", "cf.cond_br"):
+                label, values = end.run(frame)
+                block, back = _find_block(blocks, label, block)
+                for slot, value in zip(block.args, values):
+                    frame[slot] = value
+                if back:
+                    partition.cta.launch.count_steps(len(plan), partition, end.loc)
+                    if (wait := poll(partition, end.loc)) is not None:
+                        yield wait
+                continue
+            return [frame[s] for s in end.operands]
+
+    def run_pure(self, blocks: list[Block], frame: Frame) -> list[Any]:
+        """Run one straight pure block and return what its terminator yields."""
+        plan, end = blocks[0].plan
+        at = 0
+        while at < len(plan):
+            try:
+                for at in range(at, len(plan)):  # noqa: B020, PLR1704
+                    plan[at][1](frame)
+                at += 1
+            except PendingUseError as use:
+                _pending_used(use, plan[at][2], frame[0])
+        return [frame[s] for s in end.operands] if end is not None else []
+
+    def call(
+        self, func: Func, partition: Partition, values: list[Any]
+    ) -> Generator[Wait | None, None, list[Any]]:
+        """Run a function with a frame of its own."""
+        frame: Frame = [None] * func.slots
+        frame[0] = partition
+        for slot, value in zip(func.args, values):
+            frame[slot] = value
+        result = yield from self.run_blocks(func.blocks, frame)
+        return result or []
+
+    def at_exit(self, cta: Cta) -> None:
+        """Report asynchronous work that the program left unwaited."""
+        for partition in cta.partitions:
+            queue = partition.wgmma
+            if partition.clock.get(queue.key, 0) < queue.issued and queue.last:
+                partition.report(
+                    "exit", "the program ends while a wgmma of its own is not known to be complete",
+                    queue.last, "wgmma", hint="warpgroup_mma_wait(0) before the end",
+                )  # fmt: skip
+            queue = partition.stores
+            if partition.clock.get(queue.key, 0) < queue.issued and queue.last:
+                partition.report(
+                    "exit",
+                    "the program ends while a TMA store may still read its shared memory",
+                    queue.last, "TMA store", hint="tma.store_wait(0) before the end",
+                )  # fmt: skip
+        while flying := cta.candidates():
+            cta.complete(flying[0])
+
+
+def poll(partition: Partition, loc: Loc) -> Wait | None:
+    """At the end of a loop's turn: if it only looked at memory that others change, let them act."""
+    looks, partition.looks = partition.looks, 0
+    done, partition.acted = partition.acted, partition.clock[partition.key]
+    if not looks or partition.acted - done > looks:
+        return None
+    launch = partition.cta.launch
+    timed, partition.timed = partition.timed, False
+    seen = launch.version
+    wait = Wait(lambda: True, lambda: "spins on global memory", loc, None, seen, timed)
+    wait.ready = lambda: wait.poll != launch.version
+    return wait
+
+
+def _find_block(blocks: list[Block], label: str, current: Block) -> tuple[Block, bool]:
+    target = next(i for i, b in enumerate(blocks) if b.label == label)
+    back = any(b is current for b in blocks[target:])
+    return blocks[target], back
+
+
+def _refusal(problem: str, op: Op) -> Run:
+    def run(frame: Frame) -> None:
+        raise UnsupportedKernelError(problem, op.loc)
+
+    return run
+
+
+def _pending_used(use: PendingUseError, op: Op, partition: Partition) -> None:
+    pending = use.pending
+    if pending.reported:
+        raise EmulatorError(f"emulator: internal fault at {quote(op.loc)}: wgmma never completes")
+    pending.reported = True
+    partition.report(
+        "pending",
+        "the result of an asynchronous warpgroup_mma is used before warpgroup_mma_wait() returned it",
+        op.loc, op.name, other=pending.side(partition),
+        hint="use the value that warpgroup_mma_wait(..., deps=[acc]) returns",
+    )  # fmt: skip
+    partition.cta.force(lambda: pending.ready, "wgmma")
+
+
+_TALKING = {"tt.atomic_rmw", "tt.atomic_cas"}
+_TALKING_PTX = re.compile(r"\b(ld\.(acquire|relaxed|volatile)|atom|red|st\.(release|relaxed))\b")
+
+
+def _communicates(op: Op) -> bool:
+    if op.name in _TALKING:
+        return True
+    if op.name == "tt.load" and op.attrs.get("isVolatile") == "true":
+        return True
+    return op.name == "tt.elementwise_inline_asm" and any(
+        _TALKING_PTX.search(s) for s in op.strings[:1]
+    )
+
+
+def first_loc(blocks: list[Block], loc: Loc) -> Loc:
+    """Return the place of the first operation of a region that has one inside a called function."""
+    found = (op.loc for op in walk(blocks) if op.loc.line)
+    return next(found, loc)

@@ -1,0 +1,320 @@
+"""Lowerings of pointers, global loads, stores, atomics, and descriptor accesses of plain Triton."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tileloom.emulator import dtypes, global_access
+from tileloom.emulator.ir import Loc, Op, parse_type
+from tileloom.emulator.lower import STEP, Program, Run, lowers
+from tileloom.emulator.machine import Frame, Partition
+from tileloom.emulator.memory import SPACING, Desc, Scratch
+from tileloom.emulator.report import LaunchError, UnsupportedKernelError
+
+_POINTEE = re.compile(r"!tt\.ptr<([^<>,]+)")
+_CACHE_WORDS = r"evict_\w+|ca|cg|wb|cs|wt|cv"
+_LOAD_ATTRS = ["cacheModifier", "evictionPolicy", "isVolatile", "boundaryCheck", "padding",
+               "ttg.amdg.decomposed", "cache", "evict", "contiguity"]  # fmt: skip
+
+
+def pointee(op: Op) -> str:
+    """Return the element that the operation's pointers point to."""
+    match = _POINTEE.search(op.signature)
+    if match is None:
+        raise UnsupportedKernelError(f"'{op.name}' without a pointer type", op.loc)
+    return match.group(1)
+
+
+def lanes(f: Frame, slot: int | None, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Return a mask operand in the shape of the addresses."""
+    if slot is None:
+        return None
+    mask = np.asarray(f[slot], np.bool_)
+    return mask if mask.shape == shape else np.broadcast_to(mask, shape)
+
+
+@lowers("tt.addptr", words=r"")
+def _addptr(op: Op, program: Program) -> Run:
+    a, b = op.operands
+    (d,) = op.results
+    ty = op.operand_types()[0]
+    size = 8 if ty.pointee.startswith("!tt.ptr") else dtypes.size_of(ty.pointee)
+    if ty.kind == "tensor":
+
+        def run(f: Frame) -> None:
+            f[d] = f[a] + f[b].astype(np.int64) * size
+    else:
+
+        def run(f: Frame) -> None:
+            f[d] = f[a] + int(f[b]) * size
+
+    return run
+
+
+@lowers("tt.load", kind=STEP, attrs=_LOAD_ATTRS, words=_CACHE_WORDS)
+def _load(op: Op, program: Program) -> Run:
+    address, *rest = op.operands
+    mask_slot = rest[0] if rest else None
+    other_slot = rest[1] if len(rest) > 1 else None
+    (d,) = op.results
+    ty = op.operand_types()[0]
+    elem = "ptr" if ty.pointee.startswith("!tt.ptr") else ty.pointee
+    volatile = op.attrs.get("isVolatile") == "true"
+    what = "volatile load" if volatile else "load"
+
+    def run(f: Frame) -> None:
+        where = np.asarray(f[address])
+        mask = lanes(f, mask_slot, where.shape)
+        other = None if other_slot is None else f[other_slot]
+        value = global_access.read(f[0], where, mask, other, elem, op.loc, what, volatile)
+        if volatile:
+            f[0].looks += 1
+        f[d] = value if where.ndim else dtypes.scalar(value, elem)
+
+    return run
+
+
+@lowers("tt.store", kind=STEP, attrs=_LOAD_ATTRS, words=_CACHE_WORDS)
+def _store(op: Op, program: Program) -> Run:
+    address, value, *rest = op.operands
+    mask_slot = rest[0] if rest else None
+    ty = op.operand_types()[0]
+    elem = "ptr" if ty.pointee.startswith("!tt.ptr") else ty.pointee
+
+    def run(f: Frame) -> None:
+        where = np.asarray(f[address])
+        global_access.write(f[0], where, f[value], lanes(f, mask_slot, where.shape), elem, op.loc)
+
+    return run
+
+
+_ORDERS = r"relaxed|acquire|release|acq_rel|gpu|cta|sys|f?add|and|or|xor|u?max|u?min|exch"
+
+
+@lowers("tt.atomic_rmw", kind=STEP, attrs=["allocation.size"], words=_ORDERS)
+def _atomic_rmw(op: Op, program: Program) -> Run:
+    operation, order, scope = op.words
+    address, value, *rest = op.operands
+    mask_slot = rest[0] if rest else None
+    d = op.results[0] if op.results else None
+    elem = pointee(op)
+
+    def run(f: Frame) -> None:
+        where = np.asarray(f[address])
+        old = global_access.atomic(
+            f[0], operation, order, scope, where, f[value], lanes(f, mask_slot, where.shape), elem, op.loc
+        )
+        if d is not None:
+            f[d] = old if where.ndim else dtypes.scalar(old, elem)
+
+    return run
+
+
+@lowers("tt.atomic_cas", kind=STEP, attrs=["allocation.size"], words=_ORDERS)
+def _atomic_cas(op: Op, program: Program) -> Run:
+    order, scope = op.words
+    address, compare, value = op.operands
+    (d,) = op.results
+    elem = pointee(op)
+
+    def run(f: Frame) -> None:
+        where = np.asarray(f[address])
+        old = global_access.atomic(
+            f[0], "exch", order, scope, where, f[value], None, elem, op.loc, compare=f[compare]
+        )
+        f[d] = old if where.ndim else dtypes.scalar(old, elem)
+
+    return run
+
+
+# ---- descriptors
+def check_descriptor(
+    desc: Desc, address: int, what: str, *, boxes_fit: bool = True
+) -> None:
+    """Refuse a descriptor that the hardware would refuse.
+
+    Args:
+        desc: The descriptor.
+        address: The real address of its base, for alignment.
+        what: The argument's name.
+        boxes_fit: Whether a box wider than 256 is cut into several by the compiler.
+
+    Raises:
+        LaunchError: If base, strides, box or rank are ones that TMA does not take.
+    """
+    size = dtypes.size_of(desc.elem)
+    rank = len(desc.shape)
+    why = ""
+    if not 1 <= rank <= 5:
+        why = f"rank {rank}; TMA takes 1 to 5"
+    elif address % 16:
+        why = f"base address {address:#x}, which is not a multiple of 16 bytes"
+    elif desc.strides[-1] != 1:
+        why = f"an innermost stride of {desc.strides[-1]}; TMA takes 1"
+    elif any(s * size % 16 for s in desc.strides[:-1]):
+        bad = next(s for s in desc.strides[:-1] if s * size % 16)
+        why = f"a stride of {bad} elements, {bad * size} bytes, which is not a multiple of 16 bytes"
+    elif any(n <= 0 for n in desc.shape):
+        why = f"shape {desc.shape}; every size must be at least 1"
+    elif desc.block and desc.block[-1] * size < 16:
+        why = f"a box of {desc.block[-1] * size} bytes in the innermost dimension; TMA takes at least 16"
+    elif not boxes_fit and any(b > 256 for b in desc.block):
+        why = f"box {list(desc.block)}; TMA takes at most 256 in a dimension"
+    if why:
+        raise LaunchError(
+            f"emulator: tensor descriptor '{what}' has {why}. "
+            "Try: copy the tensor into an aligned, contiguous one."
+        )
+
+
+def tma_read(
+    partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str, proxy: str = "async",
+    key: int | None = None,
+) -> Any:  # fmt: skip
+    """Check a box read for races and return a function that reads it."""
+    _check_box(partition, desc, at, loc, what)
+    inside, _, _ = desc.window(at)
+    extra = {} if key is None else {"key": key}
+    record = partition.cta.launch.memory.access(
+        desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,
+        write=False, proxy=proxy, **extra,
+    )  # fmt: skip
+    return record
+
+
+def tma_write(
+    partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str, proxy: str = "async",
+    key: int | None = None, epoch: float = 0, atomic: bool = False,
+) -> None:  # fmt: skip
+    """Check a box write for races."""
+    _check_box(partition, desc, at, loc, what)
+    inside, _, _ = desc.window(at)
+    extra: dict[str, Any] = {} if key is None else {"key": key, "epoch": epoch}
+    partition.cta.launch.memory.access(
+        desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,
+        write=True, proxy=proxy, atomic=atomic, **extra,
+    )  # fmt: skip
+
+
+def _check_box(partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str) -> None:
+    outside = [
+        i for i, (c, b, n) in enumerate(zip(at, desc.block, desc.shape)) if c >= n or c + b <= 0
+    ]
+    if outside:
+        partition.report(
+            "out-of-bounds",
+            f"{what}: box {list(desc.block)} at {at} lies wholly outside of '{desc.name}' with shape "
+            f"{list(desc.shape)}",
+            loc, what, severity="info", hint="nothing is moved; skip the tile",
+        )  # fmt: skip
+
+
+@lowers("tt.make_tensor_descriptor", words=r"", attrs=["padding"])
+def _make_descriptor(op: Op, program: Program) -> Run:
+    base, *rest = op.operands
+    rank = op.groups[0]
+    sizes, strides = rest[:rank], rest[rank : 2 * rank]
+    (d,) = op.results
+    text = op.signature
+    found = re.search(r"!tt\.tensordesc<.*>$|<tensor<.*>>$|<\d+x.*>$", text.split(", ", 1)[-1] if ", " in text else text)
+    head = found.group(0) if found else text
+    ty = parse_type(head if head.startswith("!") else "!tt.tensordesc" + head)
+    nan = op.attrs.get("padding", "").startswith("2")
+
+    def run(f: Frame) -> None:
+        address = f[base]
+        storage = f[0].cta.launch.storages[(address >> SPACING) - 1]
+        desc = Desc(
+            storage, (address - storage.base) // dtypes.size_of(ty.elem),
+            [int(f[s]) for s in sizes], [int(f[s]) for s in strides], ty.shape, ty.elem, nan, storage.name,
+        )  # fmt: skip
+        check_descriptor(desc, address - storage.base, storage.name)
+        f[d] = desc
+
+    return run
+
+
+@lowers("tt.descriptor_load", kind=STEP, attrs=_LOAD_ATTRS, words=_CACHE_WORDS)
+def _descriptor_load(op: Op, program: Program) -> Run:
+    source, *at = op.operands
+    (d,) = op.results
+    shape = op.type.shape
+
+    def run(f: Frame) -> None:
+        desc, corner = f[source], [f[s] for s in at]
+        tma_read(f[0], desc, corner, op.loc, "descriptor load", proxy="generic")
+        f[d] = desc.read(corner).reshape(shape)
+
+    return run
+
+
+@lowers("tt.descriptor_store", kind=STEP, words=r"", attrs=["reduce_kind"])
+def _descriptor_store(op: Op, program: Program) -> Run:
+    target, *rest = op.operands
+    count = op.groups[0]
+    at, value = rest[:count], rest[count]
+
+    def run(f: Frame) -> None:
+        desc, corner = f[target], [f[s] for s in at]
+        tma_write(f[0], desc, corner, op.loc, "descriptor store", proxy="generic")
+        desc.write(corner, np.asarray(f[value]))
+        f[0].cta.launch.changed()
+
+    return run
+
+
+@lowers("ttg.global_scratch_alloc", attrs=["alignment", "nbytes", "ttg.global_scratch_memory_offset",
+        "third_party_allocation", "backend", "shared_cluster_state", "sharedClusterState"], words=r"")  # fmt: skip
+def _scratch(op: Op, program: Program) -> Run:
+    (d,) = op.results
+
+    def run(f: Frame) -> None:
+        f[d] = Scratch(loc=op.loc)
+
+    return run
+
+
+@lowers("ttng.tensormap_create", attrs=["elem_type", "fill_mode", "interleave_layout", "swizzle_mode"],
+        words=r"")  # fmt: skip
+def _tensormap_create(op: Op, program: Program) -> Run:
+    scratch, base, *rest = op.operands
+    boxes, sizes, strides, _ = op.groups[:4]
+    size_slots = rest[boxes : boxes + sizes]
+    stride_slots = rest[boxes + sizes : boxes + sizes + strides]
+    elem = _POINTEE.findall(op.signature)[1]
+    nan = op.int_attr("fill_mode", 0) == 1
+
+    def run(f: Frame) -> None:
+        address = f[base]
+        size = dtypes.size_of(elem)
+        storage = f[0].cta.launch.storages[(address >> SPACING) - 1]
+        shape = [int(f[s]) for s in size_slots][::-1]
+        steps = [int(f[s]) // size for s in stride_slots][::-1] + [1]
+        desc = Desc(storage, (address - storage.base) // size, shape, steps, (), elem, nan, storage.name)
+        check_descriptor(desc, address - storage.base, storage.name)
+        f[scratch].desc = desc
+
+    return run
+
+
+@lowers("ttng.tensormap_fenceproxy_acquire", words=r"", kind=STEP)
+def _tensormap_acquire(op: Op, program: Program) -> Run:
+    return lambda f: None
+
+
+@lowers("ttng.reinterpret_tensor_descriptor", words=r"")
+def _reinterpret_descriptor(op: Op, program: Program) -> Run:
+    (a,), (d,) = op.operands, op.results
+    shape = op.type.shape
+
+    def run(f: Frame) -> None:
+        made = f[a].desc
+        if made is None:
+            raise UnsupportedKernelError("a descriptor that was not made on the device", op.loc)
+        f[d] = Desc(made.storage, made.offset, made.shape, made.strides, shape, made.elem,
+                    made.nan_fill, made.name)  # fmt: skip
+
+    return run

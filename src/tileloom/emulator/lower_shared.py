@@ -1,0 +1,264 @@
+"""Lowerings of shared memory: allocations, views of them, loads and stores through registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tileloom.emulator import dtypes
+from tileloom.emulator.ir import Loc, Op
+from tileloom.emulator.lower import STEP, OutOfViewError, Program, Run, lowers
+from tileloom.emulator.machine import Frame, Partition
+from tileloom.emulator.memory import Geometry, SharedBuffer, View
+from tileloom.emulator.report import Access, UnsupportedKernelError
+
+
+class BadView:
+    """A view outside of its buffer; only its use is an error, for it may be formed speculatively."""
+
+    def __init__(self, partition: Partition, message: str, loc: Loc) -> None:
+        self.partition = partition
+        self.message = message
+        self.loc = loc
+
+
+def view_of(f: Frame, slot: int) -> View:
+    """Return a shared view operand, reporting one that lies outside of its buffer."""
+    view = f[slot]
+    if view.__class__ is BadView:
+        view.partition.report("out-of-bounds", view.message, view.loc, "index")
+        raise OutOfViewError(view.message)
+    return view
+
+
+def check_written(partition: Partition, view: View, what: str, loc: Loc) -> None:
+    """Report a read of elements that nobody wrote."""
+    if view.init.all():
+        return
+    missing = int(view.init.size - np.count_nonzero(view.init))
+    partition.report(
+        "uninitialized",
+        f"{what} reads shared buffer {view.name}, of which {missing} of {view.init.size} elements "
+        "were never written",
+        loc, what,
+        other=Access(view.buffer.loc, "allocation", partition.name, partition.cta.program),
+        hint="store or copy into it first, or read a smaller slice",
+    )  # fmt: skip
+
+
+@lowers("ttg.local_alloc", kind=STEP, attrs=["alignment", "padded_shape"], words=r"")
+def _local_alloc(op: Op, program: Program) -> Run:
+    (d,) = op.results
+    ty = op.type
+    source = op.operands[0] if op.operands else None
+    geometry = Geometry(ty.shape)
+    name = op.loc.name or "smem"
+    offset = op.int_attr("allocation.offset", -1)
+    key = id(op)
+
+    def run(f: Frame) -> None:
+        partition: Partition = f[0]
+        cta = partition.cta
+        buffer = cta.buffers.get(key)
+        if buffer is None or offset < 0:
+            buffer = SharedBuffer(name, ty.elem, geometry, op.loc)
+            buffer.start = offset
+            if offset >= 0:
+                _find_aliases(buffer, list(cta.buffers.values()))
+            cta.buffers[key] = buffer
+        else:
+            buffer.poison()
+        view = View(buffer, buffer.data, buffer.init, "")
+        if source is not None:
+            store(partition, view, f[source], op.loc)
+        f[d] = view
+
+    return run
+
+
+def _find_aliases(buffer: SharedBuffer, others: list[SharedBuffer]) -> None:
+    end = buffer.start + buffer.nbytes
+    for other in others:
+        if other.start >= 0 and other.start < end and buffer.start < other.start + other.nbytes:
+            buffer.aliases.append(other)
+            other.aliases.append(buffer)
+
+
+def store(partition: Partition, view: View, value: Any, loc: Loc) -> None:
+    """Write a register tensor to shared memory."""
+    values = np.asarray(value)
+    partition.cta.launch.shared.access(view, partition, "local store", loc, write=True)
+    view.write(values if values.shape == view.data.shape else values.reshape(view.data.shape))
+
+
+def load(partition: Partition, view: View, loc: Loc) -> np.ndarray:
+    """Read shared memory into a register tensor."""
+    partition.cta.launch.shared.access(view, partition, "local load", loc, write=False)
+    check_written(partition, view, "local load", loc)
+    return view.data.copy()
+
+
+@lowers("ttg.local_store", kind=STEP, words=r"")
+def _local_store(op: Op, program: Program) -> Run:
+    value, target = op.operands
+
+    def run(f: Frame) -> None:
+        store(f[0], view_of(f, target), f[value], op.loc)
+
+    return run
+
+
+@lowers("ttg.local_load", kind=STEP, attrs=["ttg.amdg.syncedViaAsyncWait"], words=r"token")
+def _local_load(op: Op, program: Program) -> Run:
+    source = op.operands[0]
+    (d,) = op.results
+
+    def run(f: Frame) -> None:
+        f[d] = load(f[0], view_of(f, source), op.loc)
+
+    return run
+
+
+@lowers("ttg.local_dealloc", kind=STEP, words=r"")
+def _local_dealloc(op: Op, program: Program) -> Run:
+    return lambda f: None
+
+
+@lowers("ttg.memdesc_index", words=r"\d+")
+def _index(op: Op, program: Program) -> Run:
+    source = op.operands[0]
+    (d,) = op.results
+    slot = op.operands[1] if len(op.operands) > 1 else None
+    fixed = int(op.words[0]) if slot is None else 0
+
+    def run(f: Frame) -> None:
+        view = f[source]
+        if view.__class__ is BadView:
+            f[d] = view
+            return
+        i = fixed if slot is None else f[slot]
+        count = view.data.shape[0]
+        if 0 <= i < count:
+            f[d] = view.index(i)
+        else:
+            message = f"index {i} lies outside of shared buffer {view.name} with {count} slots"
+            f[d] = BadView(f[0], message, op.loc)
+
+    return run
+
+
+def _derive(view: Any, transform: Any, label: str) -> Any:
+    if view.__class__ is BadView:
+        return view
+    key = label
+    found = view._sub.get(key)
+    if found is None:
+        found = View(view.buffer, transform(view.data), transform(view.init), view.label + label)
+        view._sub[key] = found
+    return found
+
+
+@lowers("ttg.memdesc_trans", attrs=["order"], words=r"")
+def _trans(op: Op, program: Program) -> Run:
+    (a,), (d,) = op.operands, op.results
+    order = op.list_attr("order")
+    label = f".permute({order})"
+
+    def run(f: Frame) -> None:
+        f[d] = _derive(f[a], lambda x: x.transpose(order), label)
+
+    return run
+
+
+@lowers("ttg.memdesc_subslice", words=r"-?\d+")
+def _subslice(op: Op, program: Program) -> Run:
+    a, (d,) = op.operands[0], op.results
+    shape = op.type.shape
+    starts = [int(w) for w in op.words]
+    box = tuple(slice(s, s + n) for s, n in zip(starts, shape))
+    label = "[" + ", ".join(f"{s.start}:{s.stop}" for s in box) + "]"
+
+    def cut(x: np.ndarray) -> np.ndarray:
+        out = x[box]
+        if out.shape != shape:
+            raise UnsupportedKernelError(f"slice {label} lies outside of shape {x.shape}", op.loc)
+        return out
+
+    def run(f: Frame) -> None:
+        f[d] = _derive(f[a], cut, label)
+
+    return run
+
+
+@lowers("ttg.memdesc_reshape", words=r"")
+def _reshape(op: Op, program: Program) -> Run:
+    (a,), (d,) = op.operands, op.results
+    shape = op.type.shape
+    label = f".reshape({list(shape)})"
+
+    def reshape(x: np.ndarray) -> np.ndarray:
+        out = np.reshape(x, shape)
+        if not np.may_share_memory(out, x):
+            raise UnsupportedKernelError(
+                f"a reshape to {list(shape)} of a permuted or sliced shared buffer", op.loc
+            )
+        return out
+
+    def run(f: Frame) -> None:
+        source = f[a]
+        if source.__class__ is not BadView and len(shape) == len(source.data.shape) - 1:
+            f[d] = _derive(source, reshape, "" if source.data.shape[0] == 1 else label)
+        else:
+            f[d] = _derive(source, reshape, label)
+
+    return run
+
+
+@lowers("ttg.memdesc_reinterpret", words=r"")
+def _reinterpret(op: Op, program: Program) -> Run:
+    (a,), (d,) = op.operands, op.results
+    ty = op.type
+    count = int(np.prod(ty.shape))
+
+    def run(f: Frame) -> None:
+        view = view_of(f, a)
+        buffer = view.buffer
+        if ty.elem != buffer.elem and dtypes.size_of(ty.elem) != dtypes.size_of(buffer.elem):
+            raise UnsupportedKernelError(
+                f"a reinterpret of {buffer.elem} shared memory as {ty.elem}, which has another size",
+                op.loc,
+            )
+        if ty.elem != buffer.elem:
+            raise UnsupportedKernelError(
+                f"a reinterpret of {buffer.elem} shared memory as {ty.elem}", op.loc
+            )
+        start = view.key[0]
+        size = buffer.init.size
+        if start + count > size:
+            message = (
+                f"a reinterpret of {view.name} as shape {list(ty.shape)} runs {start + count - size} "
+                "elements past the end of its allocation"
+            )
+            f[d] = BadView(f[0], message, op.loc)
+            return
+        piece = slice(start, start + count)
+        f[d] = View(
+            buffer, buffer.data.reshape(-1)[piece].reshape(ty.shape),
+            buffer.init.reshape(-1)[piece].reshape(ty.shape), f"{view.label}~",
+        )  # fmt: skip
+
+    return run
+
+
+@lowers("ttg.local_gather", kind=STEP, attrs=["axis"], words=r"")
+def _local_gather(op: Op, program: Program) -> Run:
+    source, index = op.operands[:2]
+    (d,) = op.results
+    axis = op.int_attr("axis")
+
+    def run(f: Frame) -> None:
+        value = load(f[0], view_of(f, source), op.loc)
+        f[d] = np.take_along_axis(value, np.asarray(f[index]).astype(np.int64), axis)
+
+    return run

@@ -1,0 +1,425 @@
+"""The machine: partitions of a program as generators, what is in flight, and the scheduler.
+
+Asynchronous operations complete when the schedule says so: ``late`` completes one only when every
+partition is blocked, the newest first; ``eager`` completes each at once; ``random`` picks. A deadlock
+is a state with no runnable partition and nothing in flight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tileloom.emulator.barriers import NamedBarrier
+from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker
+from tileloom.emulator.ir import Loc
+from tileloom.emulator.memory import SharedBuffer, Storage
+from tileloom.emulator.report import Access, Reporter, quote
+
+if TYPE_CHECKING:
+    from tileloom.emulator.lower import Program
+    from tileloom.emulator.timeline import Timeline
+
+SCHEDULES = ("late", "eager", "random")
+Frame = list[Any]
+
+
+class Wait:
+    """Why a partition does not go on.
+
+    Attributes:
+        ready: Tells whether it may go on.
+        text: What it waits for, for deadlock reports.
+        then: Called when it goes on; may return another wait.
+        loc: The statement.
+        poll: Set for a spinning loop: the state of memory that it has already looked at.
+    """
+
+    __slots__ = ("loc", "poll", "ready", "text", "then", "timed")
+
+    def __init__(
+        self, ready: Callable[[], bool], text: Callable[[], str], loc: Loc,
+        then: Callable[[], Wait | None] | None = None,
+        poll: int | None = None, timed: bool = False,
+    ) -> None:  # fmt: skip
+        self.ready = ready
+        self.text = text
+        self.loc = loc
+        self.then = then
+        self.poll = poll
+        self.timed = timed
+
+
+class InFlight:
+    """An asynchronous operation that was issued and has not completed."""
+
+    __slots__ = ("guard", "kind", "loc", "partition", "queue", "run", "start")
+
+    def __init__(
+        self, kind: str, partition: Partition, run: Callable[[], None], loc: Loc,
+        queue: tuple[str, int] | None, guard: Callable[[], bool] | None, start: int,
+    ) -> None:  # fmt: skip
+        self.kind = kind
+        self.partition = partition
+        self.run = run
+        self.loc = loc
+        self.queue = queue
+        self.guard = guard
+        self.start = start
+
+
+class Queue:
+    """A partition's operations of one kind that complete in order."""
+
+    __slots__ = ("done", "issued", "key", "last")
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.issued = 0
+        self.done = 0
+        self.last: Loc | None = None
+
+
+class Partition:
+    """A warp-specialised partition of a program: one logical thread with a clock."""
+
+    def __init__(self, cta: Cta, name: str, warps: int, parent: Partition | None = None) -> None:
+        launch = cta.launch
+        self.cta = cta
+        self.name = name
+        self.warps = warps
+        self.key = launch.new_key()
+        self.clock: Clock = dict(parent.clock) if parent else {}
+        self.fence: Clock = dict(parent.fence) if parent else {}
+        self.clock[self.key] = 0
+        self.wgmma = Queue(launch.new_key())
+        self.copies = Queue(launch.new_key())
+        self.groups: list[int] = []
+        self.flying: set[int] = set()
+        self.stores = Queue(launch.new_key())
+        self.stored_key = launch.new_key()
+        self.generator: Generator[Wait | None, None, Any] | None = None
+        self.wait: Wait | None = None
+        self.finished = False
+        self.here: Loc | None = None
+        self.release_fence: tuple[Clock, Clock] | None = None
+        self.observed: list[tuple[Clock, Clock]] = []
+        self.looks = 0
+        self.acted = 0
+        self.timed = False
+        self.since = 0
+        self.track = len(cta.partitions)
+
+    def report(
+        self, kind: str, message: str, loc: Loc, what: str, *, other: Access | None = None,
+        hint: str = "", severity: str = "error", details: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """Report a fault of this partition at a statement."""
+        at = Access(loc, what, self.name, self.cta.program)
+        self.cta.launch.reporter.add(
+            kind, message, at, other=other, hint=hint, severity=severity, details=details
+        )
+
+
+class Cta:
+    """One program of the grid (a CTA): partitions, shared buffers, what is in flight."""
+
+    def __init__(self, launch: Launch, program: tuple[int, int, int]) -> None:
+        self.launch = launch
+        self.program = program
+        self.partitions: list[Partition] = []
+        self.inflight: list[InFlight] = []
+        self.buffers: dict[int, SharedBuffer] = {}
+        self.named: dict[int, NamedBarrier] = {}
+        self.main = Partition(self, "main", launch.program.module.num_warps)
+        self.partitions.append(self.main)
+        func = launch.program.module.kernel
+        frame: Frame = [None] * func.slots
+        frame[0] = self.main
+        for slot, value in zip(func.args, launch.args):
+            frame[slot] = value
+        self.main.generator = launch.program.run_blocks(func.blocks, frame)
+
+    def issue(
+        self, kind: str, partition: Partition, run: Callable[[], None], loc: Loc, *,
+        queue: tuple[str, int] | None = None, guard: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Put an asynchronous operation in flight; the eager schedule completes it at once."""
+        operation = InFlight(kind, partition, run, loc, queue, guard, self.launch.now)
+        self.inflight.append(operation)
+        if self.launch.options.schedule == "eager" and self.candidates()[-1:] == [operation]:
+            self.complete(operation)
+
+    def candidates(self) -> list[InFlight]:
+        """Return the operations that may complete now."""
+        heads: set[tuple[str, int]] = set()
+        found = []
+        for operation in self.inflight:
+            if operation.queue is not None:
+                if operation.queue in heads:
+                    continue
+                heads.add(operation.queue)
+            if operation.guard is None or operation.guard():
+                found.append(operation)
+        return found
+
+    def complete(self, operation: InFlight) -> None:
+        """Let an operation take effect."""
+        self.inflight.remove(operation)
+        launch = self.launch
+        launch.now += 1
+        if launch.timeline is not None:
+            launch.timeline.flight(self, operation, launch.now)
+        operation.run()
+        if launch.options.schedule == "eager":
+            for other in self.candidates():
+                if other.guard is not None and other in self.inflight:
+                    self.complete(other)
+
+    def force(self, ready: Callable[[], bool], kind: str) -> None:
+        """Complete operations of a kind until a condition holds."""
+        while not ready():
+            pick = next((o for o in self.candidates() if o.kind == kind), None)
+            if pick is None:
+                return
+            self.complete(pick)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every partition has ended."""
+        return all(p.finished for p in self.partitions)
+
+
+@dataclass
+class Options:
+    """How a launch is played; see `tileloom.emulator.run`."""
+
+    schedule: str = "late"
+    seed: int = 0
+    level: str = "ttgir"
+    sms: int = 132
+    smem: int = 232448
+    max_steps: int = 20_000_000
+    war_fence: str = "warning"
+    fences: bool = True
+
+
+@dataclass
+class HostEvent:
+    """Something that the host does while kernels run."""
+
+    action: Callable[[Launch], None]
+    text: str
+
+
+@dataclass
+class Launch:
+    """One kernel launch: arguments, storages, checkers, and the scheduler's state."""
+
+    program: Program
+    args: list[Any]
+    grid: tuple[int, int, int]
+    reporter: Reporter
+    options: Options
+    storages: list[Storage]
+    host_events: list[HostEvent] = field(default_factory=list)
+    timeline: Timeline | None = None
+
+    def __post_init__(self) -> None:
+        self.now = 0
+        self.steps = 0
+        self.clock_ns = 1_000_000
+        self.version = 0
+        self.keys = 0
+        self.shared = SharedChecker(self.options.war_fence)
+        self.memory = GlobalChecker()
+        self.released: dict[tuple[int, int], tuple[Clock, Clock]] = {}
+        self.scratch: dict[Any, Any] = {}
+        self.rng = random.Random(self.options.seed)
+        self.explore = self.options.schedule == "random"
+        self.polls = 0
+        self.active: list[Cta] = []
+
+    def new_key(self) -> int:
+        """Return a clock key that nobody has."""
+        self.keys += 1
+        return self.keys
+
+    def changed(self) -> None:
+        """Note that memory which others may poll has changed."""
+        self.version += 1
+        self.polls = 0
+
+    def programs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the program ids of the grid, x fastest."""
+        for z in range(self.grid[2]):
+            for y in range(self.grid[1]):
+                for x in range(self.grid[0]):
+                    yield x, y, z
+
+    def run(self) -> None:
+        """Run the whole grid."""
+        together = self.options.sms if self.program.communicates or self.host_events else 1
+        waiting = self.programs()
+        if self.options.schedule == "eager":
+            while self.host_events:
+                self.play_host_event()
+        while True:
+            while len(self.active) < together and (program := next(waiting, None)) is not None:
+                self.active.append(Cta(self, program))
+            if not self.active:
+                return
+            self.round()
+            for cta in [c for c in self.active if c.finished]:
+                self.active.remove(cta)
+                self.program.at_exit(cta)
+
+    def play_host_event(self) -> None:
+        """Let the host do the next thing on its list."""
+        event = self.host_events.pop(0)
+        event.action(self)
+        self.changed()
+
+    # ---- scheduling
+    def round(self) -> None:
+        """Give every runnable partition a turn; if none ran, complete something."""
+        if self.explore:
+            self._random_round()
+            return
+        ran = False
+        for cta in self.active:
+            for partition in cta.partitions:
+                if partition.finished:
+                    continue
+                wait = partition.wait
+                if wait is None or wait.ready():
+                    ran = True
+                    self._advance(partition)
+        if not ran:
+            self._unblock()
+
+    def _random_round(self) -> None:
+        rng = self.rng
+        if self.host_events and rng.random() < 0.02:
+            self.play_host_event()
+        cta = rng.choice(self.active)
+        ready = [
+            p for p in cta.partitions
+            if not p.finished and (p.wait is None or p.wait.ready())
+        ]  # fmt: skip
+        flying = cta.candidates() if cta.inflight else []
+        if ready and (not flying or rng.random() < 0.7):
+            self._advance(rng.choice(ready))
+        elif flying:
+            cta.complete(rng.choice(flying))
+        elif len(self.active) == 1 or not any(
+            c.inflight or any(not p.finished and (p.wait is None or p.wait.ready())
+                              for p in c.partitions)
+            for c in self.active
+        ):  # fmt: skip
+            self._unblock()
+
+    def _advance(self, partition: Partition) -> None:
+        """Run a partition until it blocks (or, exploring, until its next visible step)."""
+        generator = partition.generator
+        wait = partition.wait
+        partition.wait = None
+        start = self.now
+        if self.timeline is not None and wait is not None:
+            self.timeline.waited(partition, wait, partition.since, start)
+        try:
+            while True:
+                while wait is not None:
+                    if not wait.ready():
+                        partition.wait = wait
+                        return
+                    wait = wait.then() if wait.then is not None else None
+                wait = next(generator)  # pyright: ignore[reportArgumentType]
+                if wait is None and self.explore:
+                    return
+        except StopIteration:
+            partition.finished = True
+        finally:
+            self.now += 1
+            partition.since = self.now
+            if self.timeline is not None:
+                self.timeline.ran(partition, start, self.now)
+
+    def _unblock(self) -> None:
+        """Nobody can run: complete an operation, let the host act, let pollers look again."""
+        done = False
+        for cta in self.active:
+            flying = cta.candidates() if cta.inflight else []
+            if flying:
+                cta.complete(flying[-1])
+                done = True
+        if done:
+            return
+        if self.host_events:
+            self.play_host_event()
+            return
+        pollers = [
+            p for c in self.active for p in c.partitions
+            if not p.finished and p.wait is not None and p.wait.poll is not None
+        ]  # fmt: skip
+        timed = any(p.wait.timed for p in pollers if p.wait)
+        if pollers and self.polls < (200 if timed else 4096):
+            self.polls += 1
+            self.clock_ns += 1 << min(self.polls, 40) if timed else 1000
+            for p in pollers:
+                p.wait.poll = -1  # pyright: ignore[reportOptionalMemberAccess]
+            return
+        self._deadlock()
+
+    def _deadlock(self) -> None:
+        blocked = [
+            p for c in self.active for p in c.partitions if not p.finished and p.wait is not None
+        ]
+        lines = []
+        for p in blocked[:12]:
+            wait = p.wait
+            assert wait is not None, "a blocked partition has a wait"
+            who = f"partition '{p.name}'"
+            if len(self.active) > 1:
+                who += f" of program {p.cta.program}"
+            lines.append(f"{who} waits: {quote(wait.loc)}  -- {wait.text()}")
+        if len(blocked) > 12:
+            lines.append(f"... and {len(blocked) - 12} more partitions")
+        first = blocked[0]
+        assert first.wait is not None, "a blocked partition has a wait"
+        spin = any(p.wait and p.wait.poll is not None for p in blocked)
+        message = "every partition is blocked and no asynchronous operation is in flight"
+        if spin:
+            message = "every partition waits or spins, and nothing can change what it waits for"
+        self.reporter.add(
+            "deadlock", message, Access(first.wait.loc, "wait", first.name, first.cta.program),
+            details=tuple(lines),
+            hint="an arrive, an expect of the right bytes, or a phase is missing or wrong",
+        )  # fmt: skip
+        for cta in self.active:
+            for p in cta.partitions:
+                p.finished = True
+            cta.inflight.clear()
+
+    def count_steps(self, steps: int, partition: Partition, loc: Loc) -> None:
+        """Count work at the end of a loop's turn and stop a kernel that does not end."""
+        self.steps += steps
+        if self.steps <= self.options.max_steps:
+            return
+        where = tuple(
+            f"partition '{p.name}' of program {p.cta.program}: "
+            + (quote(p.here) if p.here else "not started")
+            for c in self.active for p in c.partitions if not p.finished
+        )  # fmt: skip
+        self.reporter.add(
+            "steps", f"the kernel did not end within {self.options.max_steps} steps",
+            Access(loc, "loop", partition.name, partition.cta.program), details=where[:12],
+            hint="raise max_steps of emulator.run if the kernel is only long",
+        )  # fmt: skip
+        raise StepsExceeded
+
+
+class StepsExceeded(Exception):  # noqa: N818
+    """Ends a launch that went over its steps while reports are collected."""
