@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections import Counter
 from collections.abc import Generator
 from functools import lru_cache
 from typing import Any
@@ -174,16 +175,30 @@ def function_name(file: str, line: int) -> str | None:
 
 
 def partition_name(blocks: list[Block], around: Loc, fallback: str) -> str:
-    """Return the name of the function that a partition runs, as the user wrote it."""
+    """Return the name of the function that a partition runs, as the user wrote it.
+
+    Each operation's call chain ends in the kernel; the place before that stands in the partition's
+    function. Some chains are cut short by the compiler, so the most frequent name wins.
+    """
+    names: Counter[str] = Counter()
     for op in walk(blocks):
         places = op.loc.chain()
         if len(places) > 1:
-            # The call of a partition's function stands where warp_specialize stands.
             entry = places[-2]
             name = function_name(entry.file, entry.line)
             if name:
-                return name
-    return fallback
+                names[name] += 1
+    return names.most_common(1)[0][0] if names else fallback
+
+
+def _first_warps(main: int, warps: list[int]) -> list[int]:
+    """Return where each partition's warps start: larger ones first, as the compiler lays them out."""
+    starts = [0] * len(warps)
+    at = main
+    for i in sorted(range(len(warps)), key=lambda n: -warps[n]):
+        starts[i] = at
+        at += warps[i]
+    return starts
 
 
 _SPECIALIZE_ATTRS = [
@@ -203,14 +218,16 @@ def _warp_specialize(op: Op, program: Program) -> Run:
             names[i] = f"{name}#{i + 1}"
     operands, results = op.operands, op.results
     warps = op.partition_warps
+    starts = _first_warps(program.module.num_warps, warps)
 
     def run(f: Frame) -> Steps:
         main: Partition = f[0]
         cta = main.cta
         captured = [f[s] for s in operands]
         children = []
-        for name, region, count in zip(names, workers, warps):
+        for name, region, count, first in zip(names, workers, warps, starts):
             child = Partition(cta, name, count, main)
+            child.first_thread = 32 * first
             frame = list(f)
             frame[0] = child
             for slot, value in zip(region[0].args, captured):

@@ -1,1 +1,154 @@
-"""x"""
+"""Lowering of inline assembly: constraints, packing of elements into registers, lanes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from tileloom.emulator import dtypes, ptx
+from tileloom.emulator.ir import Op, Type
+from tileloom.emulator.lower import NEST, PURE, Program, Run, lowers
+from tileloom.emulator.machine import Frame, Partition, Wait
+from tileloom.emulator.ptx_values import WORD
+from tileloom.emulator.report import UnsupportedKernelError
+
+_LETTER = {"r": 32, "l": 64, "h": 16, "f": 32, "d": 64, "c": 8, "b": 8}
+
+
+def _constraints(text: str, op: Op) -> tuple[list[str], list[str]]:
+    outputs, inputs = [], []
+    for item in (x.strip() for x in text.split(",")):
+        if item.startswith("~"):
+            continue
+        letter = item.lstrip("=&+")
+        if letter not in _LETTER and not letter.isdigit():
+            raise UnsupportedKernelError(f"inline PTX constraint '{item}' is not known", op.loc)
+        (outputs if item[0] == "=" else inputs).append(letter)
+    return outputs, inputs
+
+
+def _elements_a_register(ty: Type, pack: int) -> int:
+    bits = 8 * dtypes.size_of(ty.elem)
+    return max(1, min(32 // bits, pack)) if bits < 32 else 1
+
+
+def _split(value: Any, ty: Type, pack: int, calls: int) -> list[np.ndarray]:
+    """Cut an operand into registers, each with one word a call."""
+    raw = dtypes.to_bits(np.atleast_1d(np.asarray(value)), ty.elem).reshape(-1)
+    if ty.kind != "tensor":
+        return [np.full(calls, raw[0])]
+    rows = raw.reshape(calls, pack)
+    per = _elements_a_register(ty, pack)
+    if per == 1:
+        return [np.ascontiguousarray(rows[:, n]) for n in range(pack)]
+    word = WORD[8 * raw.dtype.itemsize * per]
+    packed = np.ascontiguousarray(rows).view(word)
+    return [np.ascontiguousarray(packed[:, n]) for n in range(pack // per)]
+
+
+def _merge(registers: list[np.ndarray], ty: Type, pack: int, calls: int) -> Any:
+    """Put the registers of a result together."""
+    size = 8 * dtypes.size_of(ty.elem)
+    per = _elements_a_register(ty, pack)
+    columns = [
+        r[:calls].astype(WORD[size * per], copy=False) if r.dtype != np.bool_ else r[:calls]
+        for r in registers
+    ]
+    if ty.elem == "i1":
+        values: np.ndarray = np.stack([c != 0 for c in columns], -1)
+    else:
+        stacked = np.ascontiguousarray(np.stack(columns, -1)).view(WORD[size])
+        values = dtypes.from_bits(stacked, ty.elem)
+    if ty.kind != "tensor":
+        return dtypes.scalar(values.reshape(-1)[0], ty.elem)
+    return values.reshape(ty.shape)
+
+
+@lowers("tt.elementwise_inline_asm", kind=NEST, attrs=["constraints", "packed_element", "pure"], words=r"")
+def _inline_asm(op: Op, program: Program) -> Run:
+    text = op.strings[0].replace("$$", "$")
+    code = ptx.parse(text)
+    pack = op.int_attr("packed_element", 1)
+    results, types = op.results, op.result_types()
+    sources = op.operand_types() if op.operands else []
+    outputs, inputs = _constraints(op.attrs["constraints"].strip('"'), op)
+    tensor = next((t for t in (*types, *sources) if t.kind == "tensor"), None)
+    numel = int(np.prod(tensor.shape)) if tensor is not None else 1
+    if tensor is not None and numel % pack:
+        raise UnsupportedKernelError(
+            f"inline PTX that takes {pack} elements a time of a tensor with {numel}", op.loc
+        )
+    calls = numel // pack if tensor is not None else 1
+    step = pack if tensor is not None else 1
+
+    def bind(f: Frame) -> ptx.Lanes:
+        partition: Partition = f[0]
+        count = calls
+        if code.counts_threads:
+            count = max(calls, 32 * partition.warps)
+        lanes = ptx.Lanes(code, count, partition, op.loc)
+        registers: list[np.ndarray] = []
+        for slot, ty in zip(op.operands, sources):
+            registers += _split(f[slot], ty, step if ty.kind == "tensor" else 1, calls)
+        if len(registers) != len(inputs):
+            raise UnsupportedKernelError(
+                f"inline PTX with {len(inputs)} input constraints gets {len(registers)} registers",
+                op.loc,
+            )
+        for n, register in enumerate(registers):
+            lanes.registers[f"${len(outputs) + n}"] = np.resize(register, count)
+        for n, letter in enumerate(inputs):
+            if letter.isdigit():
+                lanes.registers[f"${letter}"] = lanes.registers[f"${len(outputs) + n}"]
+        return lanes
+
+    def collect(f: Frame, lanes: ptx.Lanes) -> None:
+        at = 0
+        for slot, ty in zip(results, types):
+            count = step // _elements_a_register(ty, step) if ty.kind == "tensor" else 1
+            mine = [
+                lanes.raw(f"${n}", f"b{_LETTER.get(outputs[n], 32)}") for n in range(at, at + count)
+            ]
+            f[slot] = _merge(mine, ty, step if ty.kind == "tensor" else 1, calls)
+            at += count
+
+    if not code.touches_outside:
+        op.kind = PURE
+
+        def run_pure(f: Frame) -> None:
+            lanes = bind(f)
+            for _ in lanes.run():
+                raise UnsupportedKernelError(f"inline PTX that waits: {text}", op.loc)
+            collect(f, lanes)
+
+        return run_pure
+
+    def run(f: Frame) -> Generator[Wait | None, None, None]:
+        lanes = bind(f)
+        f[0].here = op.loc
+        yield from lanes.run()
+        collect(f, lanes)
+
+    return run
+
+
+def unknown_ptx(text: str) -> list[str]:
+    """Return the instructions of a PTX text that the interpreter does not know.
+
+    Args:
+        text: Inline assembly.
+
+    Returns:
+        Their texts; empty if all are known.
+    """
+    from tileloom.emulator.ptx_values import KNOWN
+
+    known = KNOWN | ptx.OUTSIDE | {"ret", "exit"}
+    found = []
+    for i in ptx.parse(text).instructions:
+        if i.parts[0] not in known or re.search(r"\bshared\b", i.name):
+            found.append(i.text)
+    return found

@@ -111,6 +111,7 @@ class Partition:
         self.timed = False
         self.since = 0
         self.track = len(cta.partitions)
+        self.first_thread = 0
 
     def report(
         self, kind: str, message: str, loc: Loc, what: str, *, other: Access | None = None,

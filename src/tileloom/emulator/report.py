@@ -120,7 +120,8 @@ class Access:
         """Return the access as the lines of a report show it."""
         who = f"({self.what} by partition '{self.partition}', program {self.program})"
         lines = [f"{quote(self.loc)}   {who}"]
-        lines += [f"         called from {quote(c)}" for c in self.loc.chain()[1:]]
+        callers = [c for c in self.loc.chain()[1:] if not source_line(c).startswith("def ")]
+        lines += [f"         called from {quote(c)}" for c in callers]
         return "\n".join(lines)
 
 

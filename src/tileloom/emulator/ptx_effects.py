@@ -1,0 +1,224 @@
+"""PTX instructions that touch memory, barriers or the clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+
+from tileloom.emulator import dtypes, global_access
+from tileloom.emulator.barriers import NamedBarrier
+from tileloom.emulator.lower_async import wait_stores
+from tileloom.emulator.machine import Partition, Wait
+from tileloom.emulator.ptx import Instruction, Lanes
+from tileloom.emulator.ptx_values import WORD, width, words
+
+Steps = Generator[Wait | None, None, None]
+_ORDERS = ("relaxed", "acquire", "release", "acq_rel", "volatile", "weak")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+_ELEMENT = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}
+NAMED_BARRIERS = 16
+
+
+def play(lanes: Lanes, i: Instruction) -> Steps:
+    """Run one instruction that acts outside its registers."""
+    name = i.parts[0]
+    if name in ("bar", "barrier"):
+        yield from _named_barrier(lanes, i)
+    elif name in ("ld", "st", "atom", "red"):
+        yield None
+        _memory(lanes, i)
+    elif name == "fence" or name == "membar":
+        _fence(lanes, i)
+    elif name == "cp":
+        yield from _bulk(lanes, i)
+    elif name == "nanosleep":
+        lanes.partition.cta.launch.clock_ns += 32
+    elif name == "elect":
+        target = i.operands[0].partition("|")[2] or i.operands[0]
+        lane = np.arange(lanes.count) % 32
+        lanes.write(target.strip(), lane == 0)
+    elif name in ("prefetch", "griddepcontrol"):
+        return
+    elif name == "trap":
+        lanes.partition.report("assert", "the kernel traps", lanes.loc, "trap")
+    else:
+        raise lanes.fail(f"'{name}' is not known", i)
+
+
+def _number(lanes: Lanes, operand: str, i: Instruction) -> int:
+    values = lanes.raw(operand, "u32")
+    chosen = values if lanes.mask is None else values[lanes.mask]
+    if not (chosen == chosen[0]).all():
+        raise lanes.fail("lanes give different numbers", i)
+    return int(chosen[0])
+
+
+def _named_barrier(lanes: Lanes, i: Instruction) -> Steps:
+    partition: Partition = lanes.partition
+    words_ = [p for p in i.parts[1:] if p not in ("cta", "aligned")]
+    if words_ == ["warp", "sync"]:
+        return
+    if len(words_) != 1 or words_[0] not in ("sync", "arrive"):
+        raise lanes.fail("only sync and arrive are known", i)
+    what = f"bar.{words_[0]}"
+    ident = _number(lanes, i.operands[0], i)
+    everyone = 32 * partition.cta.launch.program.module.num_warps
+    count = _number(lanes, i.operands[1], i) if len(i.operands) > 1 else everyone
+    if not 0 <= ident < NAMED_BARRIERS or count % 32 or count <= 0:
+        partition.report(
+            "barrier",
+            f"{what} {ident}, {count}: the barrier's number must be 0 to 15 and the count a multiple "
+            "of 32",
+            lanes.loc, what,
+        )  # fmt: skip
+        return
+    named = partition.cta.named.get(ident)
+    if named is None:
+        named = partition.cta.named[ident] = NamedBarrier(ident)
+    yield None
+    mine = named.arrive(partition, count, lanes.loc, f"{what} {ident}, {count}")
+    if words_[0] == "arrive":
+        return
+
+    def passed() -> bool:
+        return named.round > mine
+
+    if not passed():
+        text = f"{what} {ident}, {count}: "
+        yield Wait(passed, lambda: text + named.state(), lanes.loc)
+    named.acquire(partition)
+
+
+def _fence(lanes: Lanes, i: Instruction) -> None:
+    partition = lanes.partition
+    parts = set(i.parts[1:])
+    if "proxy" in parts:
+        if not parts & {"async", "async::generic"} and "async" not in i.name:
+            return
+        partition.fence = dict(partition.clock)
+        return
+    if "mbarrier_init" in parts:
+        return
+    if i.parts[0] == "fence" and not parts & {"acq_rel", "sc", "acquire", "release"}:
+        raise lanes.fail("this fence is not known", i)
+    if "cta" not in parts:
+        global_access.fence(partition)
+
+
+def _bulk(lanes: Lanes, i: Instruction) -> Steps:
+    name = i.name
+    if name == "cp.async.bulk.commit_group":
+        return
+    if name in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
+        pending = _number(lanes, i.operands[0], i)
+        wait = wait_stores(lanes.partition, pending, lanes.loc, i.text, not name.endswith("read"))
+        if wait is not None:
+            yield wait
+        return
+    raise lanes.fail("only cp.async.bulk.commit_group and wait_group are known", i)
+
+
+def _address(lanes: Lanes, operand: str, i: Instruction) -> np.ndarray:
+    match = re.match(r"\[\s*([%$\w]+)\s*(?:\+\s*(-?\w+))?\s*\]$", operand)
+    if match is None:
+        raise lanes.fail(f"address {operand}", i)
+    base = lanes.raw(match.group(1), "u64").astype(np.int64)
+    return base + int(match.group(2) or "0", 0)
+
+
+def _check_parts(lanes: Lanes, i: Instruction, extra: set[str]) -> tuple[str, str]:
+    """Return order and scope; refuse parts that are not known."""
+    known = {*_ORDERS, *_SCOPES, "global", "noftz", "nc", "L1::no_allocate", "L1", "no_allocate", "mmio"}
+    strange = [p for p in i.parts[1:-1] if p not in known | extra and not re.match(r"v[24]$", p)]
+    if "shared" in i.name:
+        raise lanes.fail("shared memory has no addresses in the emulator", i)
+    if strange:
+        raise lanes.fail(f"'.{strange[0]}' is not known", i)
+    order = next((p for p in i.parts if p in _ORDERS), "weak" if i.parts[0] in ("ld", "st") else "relaxed")
+    return order, next((p for p in i.parts if p in _SCOPES), "gpu")
+
+
+def _memory(lanes: Lanes, i: Instruction) -> None:
+    kind = i.parts[0]
+    if kind == "ld":
+        _load(lanes, i)
+    elif kind == "st":
+        _store(lanes, i)
+    else:
+        _atomic(lanes, i)
+
+
+def _vector(operand: str) -> list[str]:
+    return [n.strip() for n in operand.strip("{}").split(",")]
+
+
+def _load(lanes: Lanes, i: Instruction) -> None:
+    order, scope = _check_parts(lanes, i, set())
+    partition = lanes.partition
+    elem = _ELEMENT[width(i.type)]
+    size = dtypes.size_of(elem)
+    where = _address(lanes, i.operands[1], i)
+    mask = lanes.mask
+    strong = order != "weak"
+    names = _vector(i.operands[0])
+    for n, name in enumerate(names):
+        value = global_access.read(
+            partition, where + n * size, mask, None, elem, lanes.loc, i.name, atomic=strong
+        )
+        lanes.write(name, value.view(WORD[width(i.type)]))
+    if strong:
+        partition.looks += len(names)
+        used = where if mask is None else where[mask]
+        storage, index = global_access.locate(partition, used, None, size, i.name, lanes.loc)
+        if storage is not None:
+            keys = global_access.location_keys(storage, np.unique(index), size)
+            global_access.acquire(partition, keys, order, scope)
+
+
+def _store(lanes: Lanes, i: Instruction) -> None:
+    order, scope = _check_parts(lanes, i, set())
+    partition = lanes.partition
+    elem = _ELEMENT[width(i.type)]
+    size = dtypes.size_of(elem)
+    where = _address(lanes, i.operands[0], i)
+    strong = order != "weak"
+    for n, name in enumerate(_vector(i.operands[1])):
+        bits = lanes.raw(name, i.type)
+        values = np.ascontiguousarray(bits).view(dtypes.numpy_type(elem))
+        global_access.write(
+            partition, where + n * size, values, lanes.mask, elem, lanes.loc, i.name, atomic=strong
+        )
+    if strong:
+        used = where if lanes.mask is None else where[lanes.mask]
+        storage, index = global_access.locate(partition, used, None, size, i.name, lanes.loc)
+        if storage is not None:
+            keys = global_access.location_keys(storage, np.unique(index), size)
+            global_access.release(partition, keys, order, scope, modify=False)
+
+
+def _atomic(lanes: Lanes, i: Instruction) -> None:
+    operations = global_access.RMW_OPS | {"cas"}
+    order, scope = _check_parts(lanes, i, set(operations))
+    operation = next(p for p in i.parts[1:] if p in operations)
+    operands = list(i.operands)
+    target = operands.pop(0) if i.parts[0] == "atom" else None
+    where = _address(lanes, operands[0], i)
+    kind = i.type
+    elem = {"f32": "f32", "f64": "f64", "f16": "f16", "bf16": "bf16"}.get(kind, _ELEMENT[width(kind)])
+    if operation in ("min", "max") and kind[0] == "u":
+        operation = "u" + operation
+
+    def values(operand: str) -> Any:
+        raw = np.ascontiguousarray(lanes.raw(operand, kind))
+        return dtypes.from_bits(raw, elem)
+
+    compare = values(operands[1]) if operation == "cas" else None
+    old = global_access.atomic(
+        lanes.partition, "exch" if operation == "cas" else operation, order, scope, where,
+        values(operands[-1]), lanes.mask, elem, lanes.loc, compare, i.name,
+    )  # fmt: skip
+    if target is not None:
+        lanes.write(target, words(dtypes.to_bits(old, elem), f"b{width(kind)}"))
