@@ -47,7 +47,9 @@ def write_event(tensor: torch.Tensor, value: Any) -> HostEvent:
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise LaunchError("emulator: host_write takes a contiguous CPU tensor. Try: write a slice that is.")  # noqa: E501
-    new = torch.as_tensor(value, dtype=tensor.dtype).expand(tensor.shape).contiguous()
+    new = torch.as_tensor(value, dtype=tensor.dtype).expand(tensor.shape).clone(
+        memory_format=torch.contiguous_format
+    )
     data = storage_bytes(new)[: new.numel() * new.element_size()].copy()
 
     def action(launch: Launch) -> None:

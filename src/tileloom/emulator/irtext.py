@@ -274,6 +274,11 @@ class Reader:
         if colon < 0 and rest.startswith(": "):
             colon = 0
         head = rest if colon < 0 else rest[:colon]
+        arrow = _find_top(rest, " -> ") if colon < 0 else -1
+        if arrow >= 0:  # an operation without operands may print only "-> type"
+            op.signature = "()" + rest[arrow:]
+            self._take_head(op, rest[:arrow])
+            return
         op.signature = "" if colon < 0 else rest[colon:].lstrip(" :").strip()
         self._take_head(op, head)
 
