@@ -38,6 +38,7 @@ class Barrier:
         self.fence: Clock = {}
         self.released: tuple[Clock, Clock] = ({}, {})
         self.loads: list[object] = []
+        self.last_load = 0
         self.made_by = maker
         self.made_at = maker.clock[maker.key] + 1
         self.waiters = 0

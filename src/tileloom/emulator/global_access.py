@@ -107,6 +107,7 @@ def read(
     launch.memory.access(
         storage, selector(storage, used, size), partition, what, loc, write=False, atomic=atomic
     )
+    partition.look(loc, where)
     if mask is None:
         return dtypes.from_bits(words[index], elem)
     values = dtypes.from_bits(words[np.where(mask, index, 0)], elem)
@@ -130,8 +131,17 @@ def write(
     launch.memory.access(
         storage, selector(storage, index, size), partition, what, loc, write=True, atomic=atomic
     )
-    storage.words(size)[index] = bits
+    words = storage.words(size)
+    words[index] = bits
     launch.changed()
+    if where.ndim and not np.array_equal(words[index], bits):
+        clash = int(np.argmax((words[index] != bits).reshape(-1)))
+        partition.report(
+            "race",
+            f"lanes of one {what} write different values to the same element "
+            f"{int(index.reshape(-1)[clash])} of '{storage.name}'",
+            loc, what, hint="the value that stays is arbitrary: give each element one writer",
+        )  # fmt: skip
     if launch.released and not atomic:
         for element in np.unique(index)[:EDGE_LIMIT].tolist():
             launch.released.pop((storage.index, element * size), None)

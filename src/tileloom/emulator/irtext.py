@@ -334,11 +334,12 @@ class Reader:
         while line.startswith("}, {"):
             op.regions.append(self._blocks([]))
             line = self._close(op)
-        _, _, tail = line.partition(")")
-        attrs, _, signature = tail.partition(" : ")
-        if attrs.strip().startswith("{"):
-            op.attrs.update(parse_dict(attrs.strip()[1:-1]))
-        op.signature = signature.strip()
+        tail = line.partition(")")[2].strip()
+        if tail.startswith("{"):
+            end = _matching(tail, 0)
+            op.attrs.update(parse_dict(tail[1:end]))
+            tail = tail[end + 1 :].strip()
+        op.signature = tail.removeprefix(":").strip()
 
     # ---- operations with a syntax of their own
     def _read_arith_constant(self, op: Op, rest: str) -> None:

@@ -238,6 +238,14 @@ class Program:
                     "the program ends while a TMA store may still read its shared memory",
                     queue.last, "TMA store", hint="tma.store_wait(0) before the end",
                 )  # fmt: skip
+        for named in cta.named.values():
+            if named.here:
+                who, loc, what = named.here[0]
+                who.report(
+                    "barrier", f"the program ends with {named.arrived} of {named.expected} threads "
+                    f"waiting to be met at named barrier {named.ident}", loc, what, severity="info",
+                    hint="harmless here; pair every bar.arrive with a bar.sync",
+                )  # fmt: skip
         while flying := cta.candidates():
             cta.complete(flying[0])
 
@@ -284,7 +292,7 @@ def _pending_used(use: PendingUseError, op: Op, partition: Partition) -> None:
 
 
 _TALKING = {"tt.atomic_rmw", "tt.atomic_cas"}
-_TALKING_PTX = re.compile(r"\b(ld\.(acquire|relaxed|volatile)|atom|red|st\.(release|relaxed))\b")
+_TALKING_PTX = re.compile(r"\b(ld|atom|red|st)\.")
 
 
 def _communicates(op: Op) -> bool:
@@ -292,6 +300,8 @@ def _communicates(op: Op) -> bool:
         return True
     if op.name == "tt.load" and op.attrs.get("isVolatile") == "true":
         return True
+    if op.name == "scf.while":  # it may spin on a plain load
+        return any(inner.name == "tt.load" for region in op.regions for inner in walk(region))
     return op.name == "tt.elementwise_inline_asm" and any(
         _TALKING_PTX.search(s) for s in op.strings[:1]
     )

@@ -82,10 +82,10 @@ def _invalidate(op: Op, program: Program) -> Run:
         barrier = barrier_of(partition, view, op.loc, "mbarrier.invalidate")
         if barrier is None:
             return
-        if barrier.loads:
+        if barrier.loads or partition.clock.get(barrier.key, 0) < barrier.last_load:
             partition.report(
-                "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it is in "
-                "flight", op.loc, "mbarrier.invalidate", hint="wait for it first",
+                "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it is not "
+                "known to be complete", op.loc, "mbarrier.invalidate", hint="wait for it first",
             )  # fmt: skip
         view.buffer.bars.pop(view.key[0], None)
 
@@ -208,7 +208,7 @@ def _tma_load(op: Op, program: Program) -> Run:
 
         def complete() -> None:
             view.data[...] = desc.read(corner).reshape(view.data.shape)
-            record.epoch = source_record.epoch = barrier.phase + 1
+            record.epoch = source_record.epoch = barrier.last_load = barrier.phase + 1
             barrier.loads.remove(record)
             barrier.transfer(nbytes)
 

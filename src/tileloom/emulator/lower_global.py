@@ -70,8 +70,6 @@ def _load(op: Op, program: Program) -> Run:
         mask = lanes(f, mask_slot, where.shape)
         other = None if other_slot is None else f[other_slot]
         value = global_access.read(f[0], where, mask, other, elem, op.loc, what, volatile)
-        if volatile:
-            f[0].looks += 1
         f[d] = value if where.ndim else dtypes.scalar(value, elem)
 
     return run

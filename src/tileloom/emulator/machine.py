@@ -107,11 +107,19 @@ class Partition:
         self.release_fence: tuple[Clock, Clock] | None = None
         self.observed: list[tuple[Clock, Clock]] = []
         self.looks = 0
+        self.looked_at: dict[int, int] = {}
         self.acted = 0
         self.timed = False
         self.since = 0
         self.track = len(cta.partitions)
         self.first_thread = 0
+
+    def look(self, loc: Loc, addresses: Any) -> None:
+        """Note a read of global memory; reading one place again is what a spinning loop does."""
+        first = int(addresses.flat[0]) if addresses.size else 0
+        if self.looked_at.get(id(loc)) == first:
+            self.looks += 1
+        self.looked_at[id(loc)] = first
 
     def report(
         self, kind: str, message: str, loc: Loc, what: str, *, other: Access | None = None,

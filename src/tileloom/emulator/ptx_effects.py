@@ -170,7 +170,6 @@ def _load(lanes: Lanes, i: Instruction) -> None:
         )
         lanes.write(name, value.view(WORD[width(i.type)]))
     if strong:
-        partition.looks += len(names)
         used = where if mask is None else where[mask]
         storage, index = global_access.locate(partition, used, None, size, i.name, lanes.loc)
         if storage is not None:

@@ -1,0 +1,33 @@
+"""Gluon names that differ between releases, and named barriers: the cases use no other part."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
+
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
+
+@gluon.constexpr_function
+def barrier_text(operation, ident, threads):
+    return f"bar.{operation} {ident}, {threads}; mov.u32 $0, 0;"
+
+
+@gluon.jit
+def named_barrier_sync(ident: gl.constexpr, threads: gl.constexpr):
+    text: gl.constexpr = barrier_text("sync", ident, threads)
+    gl.inline_asm_elementwise(text, "=r,r", [gl.to_tensor(0)], gl.int32, False, 1)
+
+
+@gluon.jit
+def named_barrier_arrive(ident: gl.constexpr, threads: gl.constexpr):
+    text: gl.constexpr = barrier_text("arrive", ident, threads)
+    gl.inline_asm_elementwise(text, "=r,r", [gl.to_tensor(0)], gl.int32, False, 1)
+
+
+@gluon.jit
+def arrive_each_thread(barrier):
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
