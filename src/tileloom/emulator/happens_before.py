@@ -210,7 +210,7 @@ class GlobalChecker:
 
     def __init__(self) -> None:
         self.records: list[Record | None] = [None]
-        self.owners: list[int] = [0]
+        self.owners = np.zeros(1024, np.int32)
         self.count = 0
 
     def access(
@@ -243,7 +243,9 @@ class GlobalChecker:
         new = Record(partition, kind, proxy, write, loc, key, epoch, atomic)
         number = len(self.records)
         self.records.append(new)
-        self.owners.append(partition.key)
+        if number >= self.owners.size:
+            self.owners = np.concatenate([self.owners, np.zeros_like(self.owners)])
+        self.owners[number] = partition.key
         shadow = storage.shadow
         if shadow is None:
             shadow = storage.shadow = GlobalShadow(-(-storage.nbytes // storage.elem_size))
@@ -267,10 +269,13 @@ class GlobalChecker:
         shadow.was_read = True
         first = _values(select(shadow.read))
         top = int(first.max()) if first.size else 0
-        if top and not (int(first.min()) == top and self.owners[top] == owner):
-            owners = np.asarray(self.owners)[first]
+        if top and int(first.min()) == top:
+            if self.owners[top] != owner:
+                _assign(select(shadow.read2), top)
+        elif top:
             keep = _values(select(shadow.read2))
-            _assign(select(shadow.read2), np.where((owners != owner) & (first != 0), first, keep))
+            others = (self.owners[first] != owner) & (first != 0)
+            _assign(select(shadow.read2), np.where(others, first, keep))
         _assign(select(shadow.read), number)
 
     def _check(self, storage: Storage, selection: Any, new: Record) -> None:

@@ -28,10 +28,12 @@ def _truncated_divide(a: int, b: int) -> int:
 
 
 def _array_divide(a: Any, b: Any) -> np.ndarray:
-    safe = np.where(b == 0, 1, b).astype(np.asarray(b).dtype)
-    q = np.abs(a) // np.abs(safe)
-    out = np.where((a >= 0) == (safe >= 0), q, -q).astype(np.asarray(a).dtype)
-    return np.where(b == 0, 0, out).astype(np.asarray(a).dtype)
+    """Divide towards zero; 0 for a zero divisor, for speculated arithmetic must not trap."""
+    kind = np.asarray(a).dtype
+    safe = np.where(b == 0, 1, b).astype(kind)
+    floor = np.floor_divide(a, safe)
+    inexact = (a - floor * safe != 0) & ((a < 0) != (safe < 0))
+    return np.where(b == 0, 0, floor + inexact.astype(kind)).astype(kind)
 
 
 def _array_remainder(a: Any, b: Any) -> np.ndarray:

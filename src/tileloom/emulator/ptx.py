@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,20 +44,20 @@ class Instruction:
         return self.parts[-1] if len(self.parts) > 1 else ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Code:
     """PTX taken apart: instructions, labels, declared registers."""
 
     instructions: tuple[Instruction, ...]
-    labels: dict[str, int] = field(hash=False)
-    registers: dict[str, str] = field(hash=False)
+    labels: dict[str, int]
+    registers: dict[str, str]
 
-    @property
+    @cached_property
     def touches_outside(self) -> bool:
         """Whether an instruction does more than compute values."""
         return any(i.parts[0] in OUTSIDE or "%globaltimer" in i.text for i in self.instructions)
 
-    @property
+    @cached_property
     def counts_threads(self) -> bool:
         """Whether the result depends on how many threads run the text, or on which one does."""
         return any(
@@ -186,7 +186,7 @@ class Lanes:
         """Read an operand as raw words of a PTX type's width (predicates as bools)."""
         found = self.registers.get(operand)
         if found is None:
-            if operand in self.code.registers or re.match(r"\$\d+$", operand):
+            if operand in self.code.registers or operand[:1] == "$":
                 # A register that was never written; ptxas takes anything.
                 return ptx_values.zeros(kind, self.count)
             if operand[:1] == "%":

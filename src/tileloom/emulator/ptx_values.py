@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ _FLOAT: dict[str, Any] = {"f16": np.float16, "f32": np.float32, "f64": np.float6
 _PACKED = {"f16x2": "f16", "bf16x2": "bf16", "s16x2": "s16", "u16x2": "u16", "f32x2": "f32"}
 
 
+@lru_cache(maxsize=256)
 def width(kind: str) -> int:
     """Return the width in bits of a PTX type such as ``u32``, ``bf16x2``, ``e4m3x2``."""
     if kind == "pred":
@@ -72,6 +74,7 @@ def words(values: Any, kind: str) -> np.ndarray:
     return values.astype(WORD[width(kind)])
 
 
+@lru_cache(maxsize=4096)
 def immediate(text: str, kind: str) -> Any:
     """Read a literal as a raw word."""
     bits = width(kind)
@@ -109,8 +112,9 @@ def _divide(a: Any, b: Any) -> Any:
     if a.dtype.kind == "f":
         return a / b
     safe = np.where(b == 0, 1, b).astype(a.dtype)
-    quotient = np.abs(a) // np.abs(safe) if a.dtype.kind == "i" else a // safe
-    return np.where((a < 0) != (b < 0), -quotient, quotient).astype(a.dtype) if a.dtype.kind == "i" else quotient  # noqa: E501
+    floor = np.floor_divide(a, safe)
+    inexact = (a - floor * safe != 0) & ((a < 0) != (safe < 0))
+    return floor + inexact.astype(a.dtype)
 
 
 def _minimum(a: Any, b: Any) -> Any:
@@ -138,15 +142,19 @@ _KNOWN_PARTS = frozenset({
 })  # fmt: skip
 
 
+@lru_cache(maxsize=1024)
+def _strange_part(parts: tuple[str, ...]) -> str | None:
+    """Return the first part of an opcode that is not known."""
+    kind = re.compile(r"(pred|[subf]\d+|bf16|f16|e[45]m[23])(x\d+)?$")
+    return next((p for p in parts[1:] if p not in _KNOWN_PARTS and not kind.match(p)), None)
+
+
 def play(lanes: Lanes, i: Instruction) -> None:
     """Run one value instruction."""
     name = i.parts[0]
-    strange = [
-        p for p in i.parts[1:]
-        if p not in _KNOWN_PARTS and not re.match(r"(pred|[subf]\d+|bf16|f16|e[45]m[23])(x\d+)?$", p)
-    ]  # fmt: skip
+    strange = _strange_part(i.parts)
     if strange:
-        raise lanes.fail(f"'.{strange[0]}' is not known", i)
+        raise lanes.fail(f"'.{strange}' is not known", i)
     function = _PLAY.get(name)
     if function is None:
         raise lanes.fail(f"'{name}' is not known", i)
