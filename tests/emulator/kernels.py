@@ -81,7 +81,7 @@ def unary(x_ptr, out_ptr, n, OP: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def cast(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at, mask=at < n, other=0)
+    x = tl.load(x_ptr + at, mask=at < n)
     tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=at < n)
 
 
@@ -131,7 +131,7 @@ def shapes(x_ptr, out_ptr, N: tl.constexpr):
     back = tl.interleave(odd, even)
     turned = tl.trans(tl.reshape(back, (N // 4, 4)))
     flat = tl.reshape(turned, (N,))
-    tl.store(out_ptr + at, tl.flip(flat))
+    tl.store(out_ptr + at, tl.flip(flat, 0))
 
 
 @triton.jit
@@ -247,7 +247,7 @@ def _square_plus(x, y):
 
 
 @triton.jit
-def calls(x_ptr, out_ptr, BLOCK: tl.constexpr):
-    at = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + at)
-    tl.store(out_ptr + at, _square_plus(x, 2.0) + _square_plus(1.0, 3.0))
+def calls(x_ptr, out_ptr):
+    pid = tl.program_id(0)
+    x = tl.load(x_ptr + pid)
+    tl.store(out_ptr + pid, _square_plus(x, 2.0) + _square_plus(x, x))

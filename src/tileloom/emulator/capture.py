@@ -281,7 +281,7 @@ def captured(session: Run) -> Iterator[None]:
         try:
             driver.set_active(EmulatedDriver(session.capability, session.options.level))
             triton_knobs.runtime.add_stages_inspection_hook = _stages_hook
-            with triton_knobs.cache.scope():
+            with dialect.quiet(), triton_knobs.cache.scope():
                 triton_knobs.cache.dir = folder
                 yield
         finally:

@@ -7,6 +7,9 @@ the reader takes either way. What differs is the compiler's own work after TTGIR
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import triton
@@ -31,6 +34,17 @@ def check_version() -> None:
             f"emulator: triton {triton.__version__} is installed; its IR is known for {known}. "
             "Try: install one of these."
         )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out the note of 3.9 about its default for fused multiply-add: it is not the user's doing."""
+    if VERSION < (3, 9):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*TRITON_DEFAULT_FP_FUSION")
+        yield
 
 
 def run_machine_passes(module: Any, capability: int) -> None:

@@ -16,7 +16,7 @@ _ALIAS = re.compile(r"#([\w]+) = (.*)$")
 _OP = re.compile(r'((?:%[^="]*?) = )?(?:"([a-z_]+\.[\w.]+)"|([a-z_]+\.[\w.]+))(.*)$')
 _VALUE = re.compile(r"%[\w.$-]+(?:#\d+)?")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_FUNC = re.compile(r"tt\.func (?:public |private )?(?:noinline )?@(\"?[\w.$\"<>]+)\((.*)\)(.*)\{$")
+_FUNC = re.compile(r'tt\.func (?:public |private )?@("[^"]*"|[\w.$<>-]+)\(')
 
 
 def _strip_locations(line: str) -> tuple[str, str | None]:
@@ -197,7 +197,8 @@ class Reader:
             raise AssertionError("unreachable")
         self._scopes, self._slots = [{}], 1
         args, types = [], []
-        for argument in split_top(match.group(2)):
+        opening = match.end() - 1
+        for argument in split_top(body[opening + 1 : _matching(body, opening)]):
             name, _, text = argument.partition(": ")
             args.append(self._define(name))
             brace = _find_top(text, " {")

@@ -25,7 +25,7 @@ Lowering = Callable[["Op", "Program"], Run]
 _COMMON = {
     "tt.divisibility", "tt.contiguity", "tt.constancy", "loop.cluster", "loop.stage", "ttg.partition",
     "ttg.partition.outputs", "ttg.warp_specialize.tag", "async_task_id", "allocation.offset",
-    "fastmath", "overflowFlags", "operandSegmentSizes", "resultSegmentSizes", "tt.latency",
+    "allocation.size", "fastmath", "overflowFlags", "operandSegmentSizes", "resultSegmentSizes", "tt.latency",
     "tt.self_latency",
 }  # fmt: skip
 

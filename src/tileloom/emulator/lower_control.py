@@ -153,7 +153,8 @@ def _while(op: Op, program: Program) -> Run:
 
 @lowers("tt.call", kind=NEST, words=r"@.*")
 def _call(op: Op, program: Program) -> Run:
-    func = program.module.funcs[op.words[0][1:].strip('"')]
+    name = op.strings[0] if op.strings else op.words[0][1:]
+    func = program.module.funcs[name]
     operands, results = op.operands, op.results
 
     def run(f: Frame) -> Steps:
