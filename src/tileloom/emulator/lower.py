@@ -224,6 +224,8 @@ class Program:
 
     def at_exit(self, cta: Cta) -> None:
         """Report asynchronous work that the program left unwaited."""
+        if cta.aborted:
+            return
         for partition in cta.partitions:
             queue = partition.wgmma
             if partition.clock.get(queue.key, 0) < queue.issued and queue.last:

@@ -183,12 +183,14 @@ def partition_name(blocks: list[Block], around: Loc, fallback: str) -> str:
     """
     names: Counter[str] = Counter()
     for op in walk(blocks):
-        places = op.loc.chain()
-        if len(places) > 1:
-            entry = places[-2]
-            name = function_name(entry.file, entry.line)
-            if name:
-                names[name] += 1
+        here: Loc | None = op.loc
+        entry = None
+        while here is not None and here.caller is not None:
+            entry = here if here.line else entry
+            here = here.caller
+        name = function_name(entry.file, entry.line) if entry is not None else None
+        if name:
+            names[name] += 1
     return names.most_common(1)[0][0] if names else fallback
 
 

@@ -138,6 +138,7 @@ class Cta:
     def __init__(self, launch: Launch, program: tuple[int, int, int]) -> None:
         self.launch = launch
         self.program = program
+        self.aborted = False
         self.partitions: list[Partition] = []
         self.inflight: list[InFlight] = []
         self.buffers: dict[int, SharedBuffer] = {}
@@ -408,6 +409,7 @@ class Launch:
             hint="an arrive, an expect of the right bytes, or a phase is missing or wrong",
         )  # fmt: skip
         for cta in self.active:
+            cta.aborted = True
             for p in cta.partitions:
                 p.finished = True
             cta.inflight.clear()

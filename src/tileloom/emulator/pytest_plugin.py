@@ -1,0 +1,57 @@
+"""A fixture and a marker for tests of kernels: enable with ``-p tileloom.emulator.pytest_plugin``.
+
+>>> def test_my_kernel(emulated):            # once for each schedule and level
+...     my_kernel[grid](...)                 # an error in the kernel raises here
+
+``@pytest.mark.emulate(schedules=("late", "random"), levels=("ttgir",), seeds=(0, 1))`` says how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+_DEFAULT = {"schedules": ("late", "eager", "random"), "levels": ("ttgir",), "seeds": (0,)}
+_OPTIONS = ("arch", "sms", "max_steps", "ignore", "read_before_write_fence", "timeline", "collect")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line(
+        "markers",
+        "emulate(schedules=, levels=, seeds=, **options): how the fixture `emulated` runs kernels",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that uses the fixture once for each schedule, level and seed."""
+    if "emulated" not in metafunc.fixturenames:
+        return
+    chosen: dict[str, Any] = dict(_DEFAULT)
+    for marker in reversed(list(metafunc.definition.iter_markers("emulate"))):
+        unknown = sorted(set(marker.kwargs) - set(_DEFAULT) - set(_OPTIONS))
+        if unknown or marker.args:
+            raise pytest.UsageError(
+                f"emulate: {unknown[0] if unknown else marker.args[0]!r} is not known; accepted are "
+                f"{', '.join([*_DEFAULT, *_OPTIONS])}."
+            )
+        chosen.update(marker.kwargs)
+    ways, names = [], []
+    for level in chosen["levels"]:
+        for schedule in chosen["schedules"]:
+            for seed in chosen["seeds"] if schedule == "random" else (0,):
+                options = {k: chosen[k] for k in _OPTIONS if k in chosen}
+                ways.append({"level": level, "schedule": schedule, "seed": seed, **options})
+                names.append(f"{level}-{schedule}" + (str(seed) if schedule == "random" else ""))
+    metafunc.parametrize("emulated", ways, ids=names, indirect=True)
+
+
+@pytest.fixture
+def emulated(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Run the test's kernels on the emulator; gives the `tileloom.emulator.Run`."""
+    from tileloom.emulator import run
+
+    with run(**request.param) as session:
+        yield session
