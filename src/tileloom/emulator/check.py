@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +75,8 @@ class Result:
         self.kernels |= {launch.kernel for launch in session.launches}
         for report in session.reports:
             other = report.other.loc.line if report.other else 0
-            key = (report.kind, report.kernel, report.line, other)
+            words = re.sub(r"\d+", "#", report.message)
+            key = (report.kind, report.kernel, report.line, other, words)
             if key in self._seen or (kernel and report.kernel != kernel):
                 continue
             self._seen.add(key)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _REGISTER = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$", re.S)
 _INSTRUCTION = re.compile(r"(?:@(!?)([%$\w]+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
+_SPECIAL = re.compile(
+    r"%(globaltimer(_lo)?|clock(64)?|tid\.[xyz]|laneid|warpid|n?ctaid\.[xyz]|smid)$"
+)
 _LABEL = re.compile(r"\s*([A-Za-z_$%][\w$]*)\s*:(?!:)")
 
 
@@ -213,6 +216,8 @@ class Lanes:
         self.write(operand, ptx_values.words(values, kind))
 
     def _special(self, name: str, kind: str) -> np.ndarray:
+        if not _SPECIAL.match(name):
+            raise UnsupportedKernelError(f"unsupported inline PTX: special register {name}", self.loc)
         launch = self.partition.cta.launch
         threads = np.arange(self.count, dtype=np.uint64) % (32 * self.partition.warps)
         if name in ("%globaltimer", "%clock64", "%clock", "%globaltimer_lo"):
@@ -230,10 +235,9 @@ class Lanes:
         elif match := re.match(r"%n?ctaid\.([xyz])$", name):
             source = launch.grid if name[1] == "n" else self.partition.cta.program
             value = np.full(self.count, source["xyz".index(match.group(1))], np.uint64)
-        elif name == "%smid":
-            value = np.full(self.count, sum(self.partition.cta.program) % launch.options.sms, np.uint64)
-        else:
-            raise UnsupportedKernelError(f"unsupported inline PTX: special register {name}", self.loc)
+        else:  # %smid: programs are dealt out in turn
+            slot = sum(self.partition.cta.program) % launch.options.sms
+            value = np.full(self.count, slot, np.uint64)
         return value.astype(ptx_values.WORD[ptx_values.width(kind)])
 
     # ---- running
