@@ -419,6 +419,14 @@ class Reader:
             self._scopes.pop()
             self._close(op)
 
+    def _read_tt_print(self, op: Op, rest: str) -> None:
+        # The values stand behind the first colon: tt.print " x: " {hex = false} : %0 : f32
+        colon = _find_top(rest, " : ")
+        self._take_head(op, rest if colon < 0 else rest[:colon])
+        if colon >= 0:
+            values, _, op.signature = rest[colon + 3 :].partition(" : ")
+            op.operands += [self._use(x) for x in split_top(values)]
+
     def _read_cf_br(self, op: Op, rest: str) -> None:
         op.successors = [self._successor(rest)]
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from tileloom.emulator.happens_before import join
-from tileloom.emulator.ir import Block, Loc, Op, walk
+from tileloom.emulator.ir import Block, Op, walk
 from tileloom.emulator.lower import END, NEST, PURE, STEP, Program, Run, lowers, poll
 from tileloom.emulator.machine import Frame, Partition, Wait
 
@@ -175,22 +175,18 @@ def function_name(file: str, line: int) -> str | None:
     return None
 
 
-def partition_name(blocks: list[Block], around: Loc, fallback: str) -> str:
+def partition_name(blocks: list[Block], kernel: str, fallback: str) -> str:
     """Return the name of the function that a partition runs, as the user wrote it.
 
-    Each operation's call chain ends in the kernel; the place before that stands in the partition's
-    function. Some chains are cut short by the compiler, so the most frequent name wins.
+    It is the outermost function of an operation's call chain that is not the kernel itself. Some chains
+    are cut short by the compiler, so the most frequent name wins.
     """
     names: Counter[str] = Counter()
     for op in walk(blocks):
-        here: Loc | None = op.loc
-        entry = None
-        while here is not None and here.caller is not None:
-            entry = here if here.line else entry
-            here = here.caller
-        name = function_name(entry.file, entry.line) if entry is not None else None
-        if name:
-            names[name] += 1
+        chain = [function_name(place.file, place.line) for place in op.loc.chain()]
+        outer = next((n for n in reversed(chain) if n is not None and n != kernel), None)
+        if outer:
+            names[outer] += 1
     return names.most_common(1)[0][0] if names else fallback
 
 
@@ -214,8 +210,8 @@ def _warp_specialize(op: Op, program: Program) -> Run:
     default, *workers = op.regions
     for region in op.regions:
         program.build_blocks(region)
-    names = [partition_name(r, op.loc, f"worker{i}") for i, r in enumerate(workers)]
-    default_name = partition_name(default, op.loc, "default")
+    names = [partition_name(r, program.name, f"worker{i}") for i, r in enumerate(workers)]
+    default_name = partition_name(default, program.name, "default")
     for i, name in enumerate(names):
         if name == default_name or name in names[:i]:
             names[i] = f"{name}#{i + 1}"
