@@ -4,6 +4,7 @@ A bug is a piece of a case's text and what stands in its place. The report must 
 quote the right line: `line` is a part of the statement's text. For deadlocks any waiting line counts.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 from dataclasses import dataclass

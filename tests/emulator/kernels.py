@@ -161,7 +161,9 @@ def matmul(a_ptr, b_ptr, c_ptr, M, N, K, PRECISION: tl.constexpr,
 
 
 @triton.jit
-def matmul_by_descriptors(a_desc, b_desc, c_desc, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+def matmul_by_descriptors(
+    a_desc, b_desc, c_desc, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     row = tl.program_id(0) * BM
     col = tl.program_id(1) * BN
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -171,29 +173,35 @@ def matmul_by_descriptors(a_desc, b_desc, c_desc, K, BM: tl.constexpr, BN: tl.co
 
 
 @triton.jit
-def attention(q_ptr, k_ptr, v_ptr, o_ptr, L, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
+def attention(
+    q_ptr, k_ptr, v_ptr, o_ptr, L, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr
+):
     head = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     d = tl.arange(0, D)
     base = head * L * D
     q = tl.load(q_ptr + base + rows[:, None] * D + d[None, :], mask=rows[:, None] < L, other=0.0)
     m = tl.full((BM,), float("-inf"), tl.float32)
-    l = tl.zeros((BM,), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, D), tl.float32)
     for start in range(0, L, BN):
         cols = start + tl.arange(0, BN)
-        k = tl.load(k_ptr + base + cols[:, None] * D + d[None, :], mask=cols[:, None] < L, other=0.0)
-        v = tl.load(v_ptr + base + cols[:, None] * D + d[None, :], mask=cols[:, None] < L, other=0.0)
+        k = tl.load(
+            k_ptr + base + cols[:, None] * D + d[None, :], mask=cols[:, None] < L, other=0.0
+        )
+        v = tl.load(
+            v_ptr + base + cols[:, None] * D + d[None, :], mask=cols[:, None] < L, other=0.0
+        )
         s = tl.dot(q, tl.trans(k)) * scale
         s = tl.where(cols[None, :] < L, s, float("-inf"))
         m_new = tl.maximum(m, tl.max(s, 1))
         p = tl.exp2(s - m_new[:, None])
         alpha = tl.exp2(m - m_new)
-        l = l * alpha + tl.sum(p, 1)
+        total = total * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None] + tl.dot(p.to(v.dtype), v)
         m = m_new
     out = o_ptr + base + rows[:, None] * D + d[None, :]
-    tl.store(out, (acc / l[:, None]).to(o_ptr.dtype.element_ty), mask=rows[:, None] < L)
+    tl.store(out, (acc / total[:, None]).to(o_ptr.dtype.element_ty), mask=rows[:, None] < L)
 
 
 @triton.jit

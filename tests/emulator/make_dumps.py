@@ -13,7 +13,12 @@ from tileloom import emulator
 from tileloom.emulator import capture, dialect
 
 DUMPS = Path(__file__).parent / "dumps"
-DUMPED = {"pipelined_gemm": "ttgir", "named_barriers": "ttgir", "copied_gemm": "machine", "split_sum": "machine"}
+DUMPED = {
+    "pipelined_gemm": "ttgir",
+    "named_barriers": "ttgir",
+    "copied_gemm": "machine",
+    "split_sum": "machine",
+}
 
 
 def main():

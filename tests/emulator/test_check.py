@@ -16,7 +16,7 @@ from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.mutate import judge, mutants
 from tileloom.target import H100
 
-KERNEL = '''
+KERNEL = """
 import torch
 import triton
 import triton.language as tl
@@ -27,28 +27,28 @@ def shift(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
     x = tl.load(x_ptr + at, mask=at < LIMIT, other=5.0)
     tl.store(y_ptr + at, x + 1, mask=at < n)
 
-'''
-SCRIPT = '''
+"""
+SCRIPT = """
 x = torch.zeros(100, device="cuda")
 y = torch.empty_like(x)
 assert x.is_cuda and torch.cuda.is_available()
 shift[(1,)](x, y, 100, 128)
 torch.cuda.synchronize()
 assert (y == 1).all()
-'''
-TEST = '''
+"""
+TEST = """
 def test_shift():
     x = torch.zeros(100).to("cuda")
     y = torch.zeros(100, device=torch.device("cuda", 0))
     shift[(1,)](x, y, 100, 128)
     torch.testing.assert_close(y, torch.ones(100, device="cuda"))
-'''
-MAIN = '''
+"""
+MAIN = """
 def main():
     x = torch.zeros(100).cuda()
     y = torch.zeros_like(x)
     shift[(1,)](x, y, 100, 128)
-'''
+"""
 FORMS = {"script.py": SCRIPT, "test_shift.py": TEST, "module.py": MAIN}
 ONCE = [Setting("late", 0, "ttgir")]
 
@@ -111,7 +111,9 @@ def test_command_line_exit_status_and_the_command_to_repeat(tmp_path, capsys):
     assert "shift: 1 launches in 1 runs; 0 errors, 0 warnings and infos" in capsys.readouterr().out
     assert main(["check", str(bad), "--schedule", "random", "--seed", "5", "--level", "ttir"]) == 1
     text = capsys.readouterr().out
-    assert f"again: tileloom check {bad} --schedule random --seed 5 --level ttir --arch sm_90a" in text
+    assert (
+        f"again: tileloom check {bad} --schedule random --seed 5 --level ttir --arch sm_90a" in text
+    )
     assert main(["check", str(tmp_path / "none.py")]) == 1
     assert "there is no file" in capsys.readouterr().err
 
@@ -125,13 +127,18 @@ def test_json_and_github_output(tmp_path, capsys):
     assert data["reports"][0]["at"]["loc"]["line"] == 9
     assert data["reports"][0]["command"].startswith("tileloom check ")
     assert main(["check", str(bad), *options, "--github"]) == 1
-    assert capsys.readouterr().out.startswith(f"::error file={bad},line=9,title=tileloom out-of-bounds")
+    assert capsys.readouterr().out.startswith(
+        f"::error file={bad},line=9,title=tileloom out-of-bounds"
+    )
 
 
 def test_timeline_option_writes_a_trace(tmp_path):
     good = write(tmp_path, "module.py", MAIN)
     out = tmp_path / "trace.json"
-    assert main(["check", str(good), "--schedule", "late", "--level", "ttgir", "--timeline", str(out)]) == 0
+    assert (
+        main(["check", str(good), "--schedule", "late", "--level", "ttgir", "--timeline", str(out)])
+        == 0
+    )
     assert json.loads(out.read_text())["traceEvents"]
 
 
@@ -164,7 +171,8 @@ def test_mutants_cover_every_synchronising_statement():
     assert len(found) == len({m.text for m in found})
     changes = {m.change for m in found}
     assert changes >= {
-        "removed wait", "removed arrive", "removed expect", "removed init", "removed fence_async_shared",
+        "removed wait", "removed arrive", "removed expect", "removed init",
+        "removed fence_async_shared",
         "removed store_wait", "phase inverted", "predicate removed", "count of init one higher",
         "count of arrive one higher", "store_wait leaves one more in flight",
         "warpgroup_mma_wait leaves one more in flight", "half the bytes expected",
@@ -196,7 +204,9 @@ def test_every_mutant_of_a_case_is_noticed(case, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", ["pipelined_gemm", "specialised_gemm", "copied_gemm", "named_barriers"])
+@pytest.mark.parametrize(
+    "case", ["pipelined_gemm", "specialised_gemm", "copied_gemm", "named_barriers"]
+)
 def test_every_mutant_of_a_large_case_is_noticed_or_harmless(case, tmp_path):
     path = CASE / f"{case}.py"
     verdicts = [judge(m, path, WAYS, tmp_path) for m in mutants(path.read_text())]
@@ -205,7 +215,7 @@ def test_every_mutant_of_a_large_case_is_noticed_or_harmless(case, tmp_path):
 
 
 def test_an_unnoticed_mutant_fails_the_command_unless_it_is_marked(tmp_path, capsys):
-    body = '''
+    body = """
 import torch, triton, triton.language as tl
 
 @triton.jit
@@ -214,7 +224,7 @@ def lonely(x_ptr):
 
 def main():
     lonely[(1,)](torch.zeros(1, dtype=torch.int32))
-'''
+"""
     options = ["--mutate", "--schedule", "late", "--level", "ttgir"]
     path = tmp_path / "lonely.py"
     path.write_text(body.replace("MARK", ""))

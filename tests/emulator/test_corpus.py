@@ -1,4 +1,4 @@
-"""Correct cases run without a report under every schedule and level; planted bugs are all reported."""
+"""Correct cases run without a report under every schedule and level; bugs are reported."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_every_operation_of_a_dump_is_known_and_has_a_line(version):
 HEADER = """#loc = loc(unknown)
 #loc1 = loc("user.py":12:4)
 module attributes {"ttg.num-warps" = 4 : i32} {
-  tt.func public @k(%x: !tt.ptr<f32> {tt.divisibility = 16 : i32} loc("x"(#loc1))) attributes {noinline = false} {
+  tt.func public @k(%x: !tt.ptr<f32> {tt.divisibility = 16 : i32} loc("x"(#loc1))) {
 """
 FOOTER = """    tt.return loc(#loc)
   } loc(#loc)
@@ -77,34 +77,46 @@ def test_unknown_operation_is_refused_where_it_stands():
 
 
 def test_unknown_attribute_is_refused():
-    with pytest.raises(emulator.UnsupportedKernelError, match="attribute 'sparsity' that is not known"):
+    with pytest.raises(
+        emulator.UnsupportedKernelError, match="attribute 'sparsity' that is not known"
+    ):
         run_line("%0 = tt.load %x {sparsity = 2 : i32} : !tt.ptr<f32>")
 
 
 def test_unknown_word_is_refused():
-    with pytest.raises(emulator.UnsupportedKernelError, match="word 'compressed' that is not known"):
+    with pytest.raises(
+        emulator.UnsupportedKernelError, match="word 'compressed' that is not known"
+    ):
         run_line("%0 = tt.load %x compressed : !tt.ptr<f32>")
 
 
 def test_unreadable_line_names_itself():
     with pytest.raises(emulator.IRSyntaxError) as caught:
         module_with("%0 = (this is no operation)")
-    assert "line 5 of the IR: cannot read this operation: %0 = (this is no operation)" in str(caught.value)
+    assert "line 5 of the IR: cannot read this operation: %0 = (this is no operation)" in str(
+        caught.value
+    )
     assert "user.py:12" in str(caught.value)
 
 
 def test_value_without_a_definition_names_itself():
-    with pytest.raises(emulator.IRSyntaxError, match="value %nobody is not defined before this line"):
+    with pytest.raises(
+        emulator.IRSyntaxError, match="value %nobody is not defined before this line"
+    ):
         module_with("%0 = arith.addi %nobody, %nobody : i32")
 
 
 def test_a_branch_never_taken_is_no_error():
-    text = HEADER + (
-        "    %false = arith.constant false loc(#loc)\n"
-        "    scf.if %false {\n"
-        "      ttng.tmem_alloc : () -> !ttg.memdesc<128x128xf32, #tmem> loc(#loc1)\n"
-        "    } loc(#loc)\n"
-    ) + FOOTER
+    text = (
+        HEADER
+        + (
+            "    %false = arith.constant false loc(#loc)\n"
+            "    scf.if %false {\n"
+            "      ttng.tmem_alloc : () -> !ttg.memdesc<128x128xf32, #tmem> loc(#loc1)\n"
+            "    } loc(#loc)\n"
+        )
+        + FOOTER
+    )
     program = Program(read_module(text))
     frame = [None] * program.module.kernel.slots
     constant, branch, _ = program.module.kernel.blocks[0].ops

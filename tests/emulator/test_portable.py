@@ -73,7 +73,9 @@ def test_float_arithmetic(dtype, op):
     with emulator.run(level="ttgir"):
         kernels.binary[(1,)](x, y, out, 200, op, 256)
     expected = {**BINARY, "div": torch.div}[op](x, y)
-    torch.testing.assert_close(out, expected, rtol=1e-7 if dtype != torch.float64 else 1e-15, atol=0)
+    torch.testing.assert_close(
+        out, expected, rtol=1e-7 if dtype != torch.float64 else 1e-15, atol=0
+    )
 
 
 UNARY = {
@@ -93,11 +95,13 @@ def test_unary_functions(op):
 
 
 CASTS = [
-    (torch.float32, torch.bfloat16), (torch.float32, torch.float16), (torch.bfloat16, torch.float32),
+    (torch.float32, torch.bfloat16), (torch.float32, torch.float16),
+    (torch.bfloat16, torch.float32),
     (torch.float16, torch.int32), (torch.float32, torch.int8), (torch.int32, torch.float32),
     (torch.int64, torch.int16), (torch.uint8, torch.int32), (torch.int8, torch.int64),
     (torch.int32, torch.bfloat16), (torch.float32, torch.float8_e4m3fn),
-    (torch.float32, torch.float8_e5m2), (torch.float8_e5m2, torch.float16), (torch.float32, torch.float64),
+    (torch.float32, torch.float8_e5m2), (torch.float8_e5m2, torch.float16),
+    (torch.float32, torch.float64),
 ]  # fmt: skip
 
 
@@ -281,14 +285,9 @@ def test_programs_that_overlap_are_reported():
     with emulator.run(collect=True) as run:
         kernels.binary[(2,)](x, x, out[56:], 144, "add", 128)
     assert run.reports == []
-    with pytest.raises(emulator.RaceError, match="'value_ptr' is written by"), emulator.run():
-        unlocked = torch.ones(1, dtype=torch.int32)
-        kernels_unlocked(unlocked)
-
-
-def kernels_unlocked(lock):
     value = torch.zeros(64)
-    unguarded[(2,)](value, 64)
+    with pytest.raises(emulator.RaceError, match="'value_ptr' is written by"), emulator.run():
+        unguarded[(2,)](value, 64)
 
 
 @triton.jit

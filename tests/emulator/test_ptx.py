@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ VALUES = [
     ("add.s32 d, a, b;", u32(1, -2, 2**31 - 1, 5), u32(2, -3, 1, -5), u32(3, -5, -(2**31), 0)),
     ("sub.u32 d, a, b;", u32(1, 5, 0, 9), u32(2, 5, 1, 3), u32(-1, 0, -1, 6)),
     ("mul.lo.s32 d, a, b;", u32(3, -4, 65536, 7), u32(5, 6, 65536, -7), u32(15, -24, 0, -49)),
-    ("mul.hi.u32 d, a, b;", u32(2**31, 3, 2**32 - 1, 0), u32(4, 5, 2**32 - 1, 9), u32(2, 0, 2**32 - 2, 0)),
-    ("mad.lo.u32 d, a, b, 10;", u32(1, 2, 3, 4), u32(5, 6, 7, 8), u32(15, 22, 31, 42)),
+    ("mul.hi.u32 d, a, b;", u32(2**31, 3, 2**32 - 1, 0), u32(4, 5, 2**32 - 1, 9), u32(2, 0, 2**32
+    - 2, 0)), ("mad.lo.u32 d, a, b, 10;", u32(1, 2, 3, 4), u32(5, 6, 7, 8), u32(15, 22, 31, 42)),
     ("div.s32 d, a, b;", u32(7, -7, 7, -7), u32(2, 2, -2, -2), u32(3, -3, -3, 3)),
     ("rem.s32 d, a, b;", u32(7, -7, 7, -7), u32(2, 2, -2, -2), u32(1, -1, 1, -1)),
     ("shl.b32 d, a, b;", u32(1, 1, 1, -1), u32(0, 31, 32, 4), u32(1, 2**31, 0, -16)),
@@ -57,8 +58,8 @@ VALUES = [
     ("prmt.b32 d, a, b, 0x5410;", u32(0x11112222, 1, 2, 3), u32(0x33334444, 4, 5, 6),
      u32(0x44442222, 0x40001, 0x50002, 0x60003)),
     ("lop3.b32 d, a, b, a, 0x3C;", u32(12, 7, 1, 0), u32(10, 2, 1, 5), u32(6, 5, 0, 5)),
-    ("bfe.u32 d, a, 4, 8;", u32(0xABCD, 0xFF0, 0, 0x123), u32(0, 0, 0, 0), u32(0xBC, 0xFF, 0, 0x12)),
-    ("popc.b32 d, a;", u32(0, 1, 255, -1), u32(0, 0, 0, 0), u32(0, 1, 8, 32)),
+    ("bfe.u32 d, a, 4, 8;", u32(0xABCD, 0xFF0, 0, 0x123), u32(0, 0, 0, 0), u32(0xBC, 0xFF, 0,
+    0x12)), ("popc.b32 d, a;", u32(0, 1, 255, -1), u32(0, 0, 0, 0), u32(0, 1, 8, 32)),
     ("cvt.rni.s32.f32 d, a;", f32(1.5, 2.5, -1.5, 1e20), f32(0, 0, 0, 0), u32(2, 2, -2, 2**31 - 1)),
     ("cvt.rn.f32.s32 d, a;", u32(1, -5, 0, 100), u32(0, 0, 0, 0), f32(1, -5, 0, 100)),
     ("mov.b32 d, 0f3F800000;", u32(0, 0, 0, 0), u32(0, 0, 0, 0), f32(1, 1, 1, 1)),
@@ -120,7 +121,7 @@ class _Cta:
 
 class _Partition:
     cta = _Cta()
-    clock = {0: 0}
+    clock = types.MappingProxyType({0: 0})
     key = 0
     looks = acted = 0
     timed = False
@@ -141,14 +142,20 @@ def test_vectors_are_packed_and_unpacked():
 
 
 def test_two_floats_become_one_packed_register():
-    lanes = play("cvt.rn.bf16x2.f32 d, a, b; cvt.rn.f16x2.f32 e, a, b;", a=f32(1, 2, 3, 4), b=f32(0.5, -1, 7, 0))
+    lanes = play(
+        "cvt.rn.bf16x2.f32 d, a, b; cvt.rn.f16x2.f32 e, a, b;",
+        a=f32(1, 2, 3, 4),
+        b=f32(0.5, -1, 7, 0),
+    )
     high_first = torch.tensor([0.5, 1.0]).to(torch.bfloat16).view(torch.uint16).tolist()
     assert lanes.registers["d"][0] == high_first[0] | high_first[1] << 16
     assert lanes.registers["e"].view(np.float16).tolist() == [0.5, 1, -1, 2, 7, 3, 0, 4]
 
 
 def test_scopes_labels_comments_and_register_ranges_are_read():
-    code = ptx.parse("{ // a comment\n .reg .b32 r<3>; /* more */ L: mov.u32 r0, {x, y}; @!p bra L; }")
+    code = ptx.parse(
+        "{ // a comment\n .reg .b32 r<3>; /* more */ L: mov.u32 r0, {x, y}; @!p bra L; }"
+    )
     assert [i.name for i in code.instructions] == ["mov.u32", "bra"]
     assert code.labels == {"L": 0}
     assert code.registers == {"r0": "b32", "r1": "b32", "r2": "b32"}
@@ -158,7 +165,12 @@ def test_scopes_labels_comments_and_register_ranges_are_read():
 
 @pytest.mark.parametrize(
     "text",
-    ["vadd.s32.s32 d, a, b;", "add.f8 d, a, a;", "mov.u32 d, %envreg3;", "shfl.sync.bfly.b32 d, a, 1, 31, -1;"],
+    [
+        "vadd.s32.s32 d, a, b;",
+        "add.f8 d, a, a;",
+        "mov.u32 d, %envreg3;",
+        "shfl.sync.bfly.b32 d, a, 1, 31, -1;",
+    ],
 )
 def test_unknown_instruction_is_refused_with_its_text_and_line(text):
     with pytest.raises(emulator.UnsupportedKernelError) as caught:
@@ -176,7 +188,9 @@ def test_unknown_ptx_lists_what_is_not_understood():
 def _asm_pairs(x_ptr, out_ptr, N: tl.constexpr):
     at = tl.arange(0, N)
     x = tl.load(x_ptr + at)
-    y = tl.inline_asm_elementwise("fma.rn.bf16x2 $0, $1, $1, $1;", "=r,r", [x], tl.bfloat16, True, 2)
+    y = tl.inline_asm_elementwise(
+        "fma.rn.bf16x2 $0, $1, $1, $1;", "=r,r", [x], tl.bfloat16, True, 2
+    )
     tl.store(out_ptr + at, y)
 
 
@@ -272,4 +286,6 @@ def test_text_of_a_refusal_names_the_kernels_line():
 
     with pytest.raises(emulator.UnsupportedKernelError) as caught, emulator.run():
         kernel[(1,)](torch.zeros(1, dtype=torch.int32))
-    assert re.search(r"unsupported inline PTX: activemask.b32 \$0.*\n +at +test_ptx.py:\d+", str(caught.value))
+    assert re.search(
+        r"unsupported inline PTX: activemask.b32 \$0.*\n +at +test_ptx.py:\d+", str(caught.value)
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILE = '''
+FILE = """
 import pytest, torch, triton, triton.language as tl
 
 @triton.jit
@@ -28,7 +28,7 @@ def test_marked(emulated):
 
 def test_finds(emulated):
     copy[(1,)](torch.ones(100), torch.ones(100), 128, 128)
-'''
+"""
 
 
 def run_pytest(folder, text):

@@ -23,7 +23,9 @@ def add_parser(subparsers: Any) -> None:
             "deadlock and misuse. Exit status 1 if there is an error, 2 for a wrong command line."
         ),
     )
-    parser.add_argument("target", metavar="FILE[:KERNEL]", help="what to run; KERNEL filters reports")
+    parser.add_argument(
+        "target", metavar="FILE[:KERNEL]", help="what to run; KERNEL filters reports"
+    )
     parser.add_argument(
         "--schedule", action="append", choices=("late", "eager", "random"),
         help="only this schedule; may be repeated. Default: all three",
@@ -37,8 +39,12 @@ def add_parser(subparsers: Any) -> None:
         help="only this level; may be repeated. Default: ttgir and machine",
     )  # fmt: skip
     parser.add_argument("--arch", default="sm_90a", choices=("sm_80", "sm_90", "sm_90a"))
-    parser.add_argument("--mutate", action="store_true", help="damage one synchronisation at a time")
-    parser.add_argument("--timeline", type=Path, metavar="JSON", help="write the first run's timeline")
+    parser.add_argument(
+        "--mutate", action="store_true", help="damage one synchronisation at a time"
+    )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="JSON", help="write the first run's timeline"
+    )
     parser.add_argument("--json", action="store_true", help="write JSON")
     parser.add_argument("--github", action="store_true", help="write GitHub annotations")
 

@@ -59,7 +59,8 @@ class Barrier:
         if count > self.pending:
             partition.report(
                 "barrier",
-                f"mbarrier {self.name} gets {count} more arrival{'s' * (count > 1)} by {what} while "
+                f"mbarrier {self.name} gets {count} more arrival{'s' * (count > 1)} by {what} "
+                f"while "
                 f"its phase {self.phase} lacks only {self.pending} of {self.count}",
                 loc,
                 what,
@@ -158,7 +159,8 @@ class NamedBarrier:
         if self.arrived > count:
             partition.report(
                 "barrier",
-                f"{self.arrived} threads arrive at named barrier {self.ident}, which expects {count}",
+                f"{self.arrived} threads arrive at named barrier {self.ident}, which expects "
+                f"{count}",
                 loc,
                 what,
                 hint="the count is the number of threads of all partitions that sync or arrive",

@@ -1,8 +1,9 @@
 """Catching kernel launches: a driver that Triton takes for a GPU, and what a launch does here.
 
 Nothing of Triton is patched. A driver of our own is made the active one, and a stage hook keeps the
-compiler's first stages and hands over the IR's text in place of a binary. Triton does specialisation,
-caching and descriptor handling as ever, and calls our launcher with the CPU tensors.
+compiler's first stages and hands over the IR's text in place of a binary. Triton does
+specialisation, caching and descriptor handling as ever, and calls our launcher with the CPU
+tensors.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class _Arguments:
     def storage(self, tensor: torch.Tensor, name: str) -> Storage:
         if tensor.device.type != "cpu":
             raise LaunchError(
-                f"emulator: argument '{name}' is on {tensor.device}; the emulator takes CPU tensors. "
+                f"emulator: argument '{name}' is on {tensor.device}; the emulator takes CPU "
+                f"tensors. "
                 "Try: pass the tensor's .cpu()."
             )
         elem = dtypes.TORCH.get(tensor.dtype)
@@ -141,14 +143,15 @@ class _Arguments:
             inner = getattr(value, "base", None)
             if not isinstance(inner, torch.Tensor):
                 raise LaunchError(
-                    f"emulator: argument '{name}' is a {type(value).__name__}; the emulator needs a "
+                    f"emulator: argument '{name}' is a {type(value).__name__}; the emulator needs "
+                    f"a "
                     "torch tensor to know its size."
                 )
             storage = self.storage(inner, name)
             out.append(storage.base + inner.storage_offset() * inner.element_size())
         elif kind.startswith("*"):
             out.append(0 if value is None else int(value))
-        elif kind.startswith("fp") or kind.startswith("bf"):
+        elif kind.startswith(("fp", "bf")):
             elem = {"fp64": "f64", "fp16": "f16", "bf16": "bf16"}.get(kind, "f32")
             out.append(dtypes.scalar(dtypes.round_to(np.float64(value), elem), elem))
         elif kind in ("i1", "u1"):
@@ -210,7 +213,7 @@ class EmulatedDriver(DriverBase):
         return triton.testing.do_bench
 
     def get_current_device(self) -> int:
-        """Return a number that stands for architecture and level, so that caches keep them apart."""
+        """Return a number for architecture and level, so that caches keep them apart."""
         return 10_000 + self._capability * 10 + _LEVELS[self._level]
 
     def set_current_device(self, device: int) -> None:
@@ -233,7 +236,11 @@ class EmulatedDriver(DriverBase):
 
 
 def _stages_hook(
-    self: Any = None, stages: Any = None, options: Any = None, language: Any = None, capability: Any = None
+    self: Any = None,
+    stages: Any = None,
+    options: Any = None,
+    language: Any = None,
+    capability: Any = None,
 ) -> Any:
     session = current()
     level = session.options.level
@@ -252,7 +259,9 @@ def _stages_hook(
     return None
 
 
-def _finish(src: Any, metadata: dict[str, Any], language: str, level: str, capability: int) -> bytes:
+def _finish(
+    src: Any, metadata: dict[str, Any], language: str, level: str, capability: int
+) -> bytes:
     """Stand in for the last stage: the 'binary' is the text of the IR."""
     if level == "machine":
         dialect.run_machine_passes(src, capability)

@@ -89,12 +89,12 @@ def settings(
     schedules: Sequence[str], seeds: Sequence[int], levels: Sequence[str], arch: str = "sm_90a"
 ) -> list[Setting]:
     """Return all combinations; only the random schedule has seeds."""
-    out = []
-    for level in levels:
-        for schedule in schedules:
-            for seed in seeds if schedule == "random" else (0,):
-                out.append(Setting(schedule, seed, level, arch))
-    return out
+    return [
+        Setting(schedule, seed, level, arch)
+        for level in levels
+        for schedule in schedules
+        for seed in (seeds if schedule == "random" else (0,))
+    ]
 
 
 _count = 0

@@ -1,7 +1,8 @@
 """Lets a script written for a GPU run without one: CUDA devices become the CPU inside a block.
 
-Factories and moves with ``device="cuda"`` give CPU tensors, ``torch.cuda`` answers for an emulated card,
-streams and events do nothing. It is meant for `tileloom check`: tests and scripts as they are.
+Factories and moves with ``device="cuda"`` give CPU tensors, ``torch.cuda`` answers for an
+emulated card, streams and events do nothing. It is meant for `tileloom check`: tests and scripts
+as they are.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def cuda_on_cpu(target: Target) -> Iterator[None]:
         name=target.name, major=target.capability[0], minor=target.capability[1],
         multi_processor_count=target.sms, total_memory=80 * 2**30, warp_size=32,
         shared_memory_per_block_optin=target.smem, shared_memory_per_block=48 * 1024,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, L2_cache_size=50 * 2**20,
+        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
+        L2_cache_size=50 * 2**20,
     )  # fmt: skip
     stream = _Stream()
     answers: dict[str, Any] = {

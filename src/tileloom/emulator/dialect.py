@@ -1,7 +1,7 @@
 """What differs between the Triton releases that the emulator reads: the one place that asks.
 
-The printed form of TTGIR is the same from 3.6 to 3.9 but for the spelling of descriptor types, which
-the reader takes either way. What differs is the compiler's own work after TTGIR, which level
+The printed form of TTGIR is the same from 3.6 to 3.9 but for the spelling of descriptor types,
+which the reader takes either way. What differs is the compiler's own work after TTGIR, which level
 ``machine`` repeats: shared-memory allocation and fence insertion.
 """
 
@@ -38,7 +38,7 @@ def check_version() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out the note of 3.9 about its default for fused multiply-add: it is not the user's doing."""
+    """Leave out the note of 3.9 about its default for fused multiply-add."""
     if VERSION < (3, 9):
         yield
         return

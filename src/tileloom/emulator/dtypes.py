@@ -66,7 +66,10 @@ def round_bf16(x: Any) -> np.ndarray:
     """Round float32 values to bf16, nearest even; NaN stays NaN."""
     values = np.ascontiguousarray(x, dtype=np.float32)
     bits = values.view(np.uint32)
-    out = ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)).view(np.float32)  # noqa: E501
+    out = (
+        (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))))
+        & np.uint32(0xFFFF0000)
+    ).view(np.float32)
     bad = np.isnan(values)
     if bad.any():
         out = np.where(bad, np.float32(np.nan), out)
@@ -114,7 +117,9 @@ def from_bits(bits: np.ndarray, elem: str) -> np.ndarray:
 def to_bits(x: Any, elem: str) -> np.ndarray:
     """Turn values into raw unsigned words, rounding if need be."""
     if elem == "bf16":
-        return (np.ascontiguousarray(round_bf16(x)).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+        return (np.ascontiguousarray(round_bf16(x)).view(np.uint32) >> np.uint32(16)).astype(
+            np.uint16
+        )
     if elem in _FP8:
         return _fp8_bits(x, elem)
     values = np.ascontiguousarray(np.asarray(x, dtype=_NUMPY[elem]))

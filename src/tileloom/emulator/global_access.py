@@ -17,7 +17,12 @@ EDGE_LIMIT = 256
 
 
 def locate(
-    partition: Partition, addresses: np.ndarray, mask: np.ndarray | None, size: int, what: str, loc: Loc
+    partition: Partition,
+    addresses: np.ndarray,
+    mask: np.ndarray | None,
+    size: int,
+    what: str,
+    loc: Loc,
 ) -> tuple[Storage | None, Any]:
     """Find the storage and the element numbers that some addresses mean.
 
@@ -30,8 +35,8 @@ def locate(
         loc: The statement.
 
     Returns:
-        The storage and element numbers (of all lanes); ``(None, None)`` if no lane takes part or the
-        addresses were reported as out of bounds.
+        The storage and element numbers (of all lanes); ``(None, None)`` if no lane takes part or
+        the addresses were reported as out of bounds.
     """
     used = addresses if mask is None else addresses[mask]
     if used.size == 0:
@@ -52,9 +57,7 @@ def locate(
     return None, None
 
 
-def _report_outside(
-    partition: Partition, used: np.ndarray, size: int, what: str, loc: Loc
-) -> None:
+def _report_outside(partition: Partition, used: np.ndarray, size: int, what: str, loc: Loc) -> None:
     storages = partition.cta.launch.storages
     flat = used.reshape(-1)
     if not storages:
@@ -71,7 +74,8 @@ def _report_outside(
     total = near.nbytes // size
     partition.report(
         "out-of-bounds",
-        f"{what} outside of '{near.name}' ({total} elements): {int(bad.sum())} of {flat.size} lanes, "
+        f"{what} outside of '{near.name}' ({total} elements): {int(bad.sum())} of {flat.size} "
+        f"lanes, "
         f"the first touches element {first}",
         loc, what, hint="mask the lanes that lie past the end",
     )  # fmt: skip
@@ -124,7 +128,9 @@ def write(
     storage, index = locate(partition, where, mask, size, what, loc)
     if storage is None:
         return
-    bits = dtypes.to_bits(np.broadcast_to(np.asarray(values), where.shape), elem).reshape(where.shape)
+    bits = dtypes.to_bits(np.broadcast_to(np.asarray(values), where.shape), elem).reshape(
+        where.shape
+    )
     if mask is not None:
         index, bits = index[mask], bits[mask]
     launch = partition.cta.launch
@@ -211,7 +217,8 @@ def location_keys(storage: Storage, index: Any, size: int) -> list[tuple[int, in
 
 
 _UPDATE: dict[str, Any] = {
-    "add": np.add, "fadd": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "add": np.add, "fadd": np.add, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
     "max": np.maximum, "min": np.minimum, "umax": np.maximum, "umin": np.minimum,
     "exch": lambda old, new: new, "inc": lambda old, top: np.where(old >= top, 0, old + 1),
 }  # fmt: skip
@@ -298,7 +305,9 @@ def _bits(values: Any, elem: str, as_unsigned: bool) -> np.ndarray:
     return dtypes.to_bits(np.atleast_1d(values), elem)
 
 
-def host_write(launch: Launch, host: Partition, storage: Storage, start: int, data: np.ndarray) -> None:
+def host_write(
+    launch: Launch, host: Partition, storage: Storage, start: int, data: np.ndarray
+) -> None:
     """Let the host write bytes: a release that an acquiring reader may see.
 
     Args:

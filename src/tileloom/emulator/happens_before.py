@@ -3,8 +3,8 @@
 A clock maps keys to counters. A key stands for a partition (counter: its accesses), for an mbarrier
 (counter: completed phases, which is how a TMA load is known to be complete), or for a partition's
 queue of wgmma, of cp.async or of TMA stores (counter: how many are known complete, in order).
-An access is ordered before another one iff the newcomer's clock has reached its epoch. ``fence``, the
-second clock, is what was known at the last proxy fence.
+An access is ordered before another one iff the newcomer's clock has reached its epoch. ``fence``,
+the second clock, is what was known at the last proxy fence.
 """
 
 from __future__ import annotations
@@ -62,14 +62,19 @@ class Record:
 
 _HINTS = {
     "TMA load": "wait on the mbarrier that the TMA load signals before this access",
-    "wgmma": "warpgroup_mma_wait() with fewer outstanding must come before the release or overwrite",
-    "cp.async": "async_copy.wait_group() with fewer outstanding groups must come before this access",
+    "wgmma": "warpgroup_mma_wait() with fewer outstanding must come before the release or "
+    "overwrite",
+    "cp.async": "async_copy.wait_group() with fewer outstanding groups must come before this "
+    "access",
     "TMA store": "tma.store_wait() must come before the buffer is used again",
     "TMA reduce": "tma.store_wait() must come before the buffer is used again",
 }
-_SHARED_HINT = "no mbarrier or named barrier orders the two: arrive after the first, wait before this"
+_SHARED_HINT = (
+    "no mbarrier or named barrier orders the two: arrive after the first, wait before this"
+)
 _GLOBAL_HINT = (
-    "order them: a release (atomic or st.release) after the first access, and an acquire that reads "
+    "order them: a release (atomic or st.release) after the first access, and an acquire that "
+    "reads "
     "it before this one"
 )
 
@@ -81,7 +86,9 @@ def _sentence(name: str, old: Record, new: Record) -> str:
             "be complete"
         )
     verb = "written by" if new.write else "read by"
-    return f"{name} is {verb} a {new.kind} while a {old.kind} write of it is not known to be complete"
+    return (
+        f"{name} is {verb} a {new.kind} while a {old.kind} write of it is not known to be complete"
+    )
 
 
 class SharedChecker:
@@ -173,9 +180,7 @@ class SharedChecker:
         if not old.known_to(partition.clock):
             name = f"shared buffer {view.name}"
             hint = _HINTS.get(old.kind, _SHARED_HINT)
-            reporter.add(
-                "race", _sentence(name, old, new), new.side(), other=old.side(), hint=hint
-            )
+            reporter.add("race", _sentence(name, old, new), new.side(), other=old.side(), hint=hint)
         elif (
             self.fences and old.proxy == "generic" and new.proxy == "async"
             and not old.known_to(partition.fence)
@@ -263,9 +268,7 @@ class GlobalChecker:
             self._remember_read(shadow, select, number, partition.key)
         return new
 
-    def _remember_read(
-        self, shadow: GlobalShadow, select: Any, number: int, owner: int
-    ) -> None:
+    def _remember_read(self, shadow: GlobalShadow, select: Any, number: int, owner: int) -> None:
         shadow.was_read = True
         first = _values(select(shadow.read))
         top = int(first.max()) if first.size else 0

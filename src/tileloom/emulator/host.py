@@ -46,17 +46,19 @@ def write_event(tensor: torch.Tensor, value: Any) -> HostEvent:
         LaunchError: If the tensor is not contiguous or not on the CPU.
     """
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise LaunchError("emulator: host_write takes a contiguous CPU tensor. Try: write a slice that is.")  # noqa: E501
-    new = torch.as_tensor(value, dtype=tensor.dtype).expand(tensor.shape).clone(
-        memory_format=torch.contiguous_format
+        raise LaunchError(
+            "emulator: host_write takes a contiguous CPU tensor. Try: write a slice that is."
+        )
+    new = (
+        torch.as_tensor(value, dtype=tensor.dtype)
+        .expand(tensor.shape)
+        .clone(memory_format=torch.contiguous_format)
     )
     data = storage_bytes(new)[: new.numel() * new.element_size()].copy()
 
     def action(launch: Launch) -> None:
         pointer = tensor.untyped_storage().data_ptr()
-        storage: Storage | None = next(
-            (s for s in launch.storages if s.address == pointer), None
-        )
+        storage: Storage | None = next((s for s in launch.storages if s.address == pointer), None)
         start = tensor.storage_offset() * tensor.element_size()
         if storage is None:
             storage_bytes(tensor)[start : start + data.size] = data

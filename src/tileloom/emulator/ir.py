@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 
@@ -97,7 +97,7 @@ def _dims(text: str) -> tuple[tuple[int, ...], str]:
     return tuple(shape), text
 
 
-@lru_cache(maxsize=None)
+@cache
 def parse_type(text: str) -> Type:
     """Read one printed type, for example ``tensor<64x64xbf16, #mma>``."""
     text = text.strip()

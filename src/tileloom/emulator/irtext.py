@@ -94,7 +94,9 @@ def unescape(text: str) -> str:
     r"""Undo MLIR's escapes in a printed string (``\0A`` is a line end)."""
     return re.sub(
         r"\\([0-9A-Fa-f]{2})|\\(.)",
-        lambda m: chr(int(m.group(1), 16)) if m.group(1) else {"n": "\n", "t": "\t"}.get(m[2], m[2]),
+        lambda m: (
+            chr(int(m.group(1), 16)) if m.group(1) else {"n": "\n", "t": "\t"}.get(m[2], m[2])
+        ),
         text,
     )
 
@@ -304,8 +306,9 @@ class Reader:
                 i = end + 1
             elif char == "%":
                 match = _VALUE.match(head, i)
-                op.operands.append(self._use(match.group(0)))  # pyright: ignore
-                i = match.end()  # pyright: ignore
+                assert match is not None, "a value starts with a percent sign"
+                op.operands.append(self._use(match.group(0)))
+                i = match.end()
             elif char in "[(":
                 end = _matching(head, i)
                 inner = split_top(head[i + 1 : end])
@@ -373,7 +376,8 @@ class Reader:
             return []
         start += len(word)
         inner = text[start + 1 : _matching(text, start)]
-        return [tuple(x.split(" = ")) for x in split_top(inner)]  # pyright: ignore
+        pairs = [x.partition(" = ") for x in split_top(inner)]
+        return [(name, value) for name, _, value in pairs]
 
     def _read_scf_while(self, op: Op, rest: str) -> None:
         pairs: list[tuple[str, str]] = []
@@ -388,7 +392,7 @@ class Reader:
             op.attrs.update(parse_dict(tail[tail.index("{") + 1 : tail.rindex("}")]))
 
     def _read_scf_if(self, op: Op, rest: str) -> None:
-        op.operands = [self._use(_VALUE.match(rest).group(0))]  # pyright: ignore
+        op.operands = [self._use(rest.split()[0])]
         op.regions = [self._blocks([])]
         if self._lines[self._at][0].startswith("} else {"):
             self._at += 1

@@ -1,8 +1,8 @@
 """From operations to closures: the registry of lowerings and the program that they make up.
 
 A lowering gets an operation and returns a function of the frame. Frame slot 0 holds the partition.
-There are four kinds: PURE changes the frame only; STEP may touch shared state and may return a `Wait`;
-NEST is a generator (control flow around steps); END ends a block.
+There are four kinds: PURE changes the frame only; STEP may touch shared state and may return a
+`Wait`; NEST is a generator (control flow around steps); END ends a block.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ Lowering = Callable[["Op", "Program"], Run]
 
 # Attributes that carry no meaning for execution, or that a lowering reads by itself.
 _COMMON = {
-    "tt.divisibility", "tt.contiguity", "tt.constancy", "loop.cluster", "loop.stage", "ttg.partition",
+    "tt.divisibility", "tt.contiguity", "tt.constancy", "loop.cluster", "loop.stage",
+    "ttg.partition",
     "ttg.partition.outputs", "ttg.warp_specialize.tag", "async_task_id", "allocation.offset",
-    "allocation.size", "fastmath", "overflowFlags", "operandSegmentSizes", "resultSegmentSizes", "tt.latency",
+    "allocation.size", "fastmath", "overflowFlags", "operandSegmentSizes", "resultSegmentSizes",
+    "tt.latency",
     "tt.self_latency",
 }  # fmt: skip
 
@@ -69,7 +71,7 @@ def lowers(
 
 def load_lowerings() -> None:
     """Import the modules that register lowerings; they import this one."""
-    for name in ("arith", "shape", "control", "global", "shared", "async", "wgmma", "ptx"):
+    for name in ("arith", "casts", "shape", "control", "global", "shared", "async", "wgmma", "ptx"):
         importlib.import_module(f"tileloom.emulator.lower_{name}")
 
 
@@ -166,7 +168,7 @@ class Program:
             at = 0
             while at < len(plan):
                 try:
-                    for at in range(at, len(plan)):  # noqa: B020, PLR1704
+                    for at in range(at, len(plan)):  # noqa: B020
                         kind, run, op = plan[at]
                         if kind == PURE:
                             run(frame)
@@ -204,7 +206,7 @@ class Program:
         at = 0
         while at < len(plan):
             try:
-                for at in range(at, len(plan)):  # noqa: B020, PLR1704
+                for at in range(at, len(plan)):  # noqa: B020
                     plan[at][1](frame)
                 at += 1
             except PendingUseError as use:
@@ -286,7 +288,8 @@ def _pending_used(use: PendingUseError, op: Op, partition: Partition) -> None:
     pending.reported = True
     partition.report(
         "pending",
-        "the result of an asynchronous warpgroup_mma is used before warpgroup_mma_wait() returned it",
+        "the result of an asynchronous warpgroup_mma is used before warpgroup_mma_wait() returned "
+        "it",
         op.loc, op.name, other=pending.side(partition),
         hint="use the value that warpgroup_mma_wait(..., deps=[acc]) returns",
     )  # fmt: skip

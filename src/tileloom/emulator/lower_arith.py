@@ -12,7 +12,7 @@ import numpy as np
 
 from tileloom.emulator import dtypes
 from tileloom.emulator.dtypes import ROUNDED, numpy_type, round_to, unsigned, wrap
-from tileloom.emulator.ir import Op, Type, parse_type, split_top
+from tileloom.emulator.ir import Op, Type, parse_type
 from tileloom.emulator.lower import Program, Run, lowers
 from tileloom.emulator.machine import Frame
 from tileloom.emulator.report import UnsupportedKernelError
@@ -60,7 +60,6 @@ def _shift_right_unsigned(a: Any, b: Any) -> Any:
     return np.where(b >= width, 0, np.right_shift(a, np.where(b >= width, 0, b))).astype(a.dtype)
 
 
-
 _FLOAT: dict[str, Binary] = {
     "addf": np.add, "subf": np.subtract, "mulf": np.multiply, "divf": np.divide,
     "maxnumf": np.fmax, "minnumf": np.fmin, "maximumf": np.maximum, "minimumf": np.minimum,
@@ -92,7 +91,7 @@ _UNSIGNED: dict[str, tuple[Binary, Binary]] = {
     "minui": (np.minimum, min),
 }
 _erf = np.vectorize(math.erf, otypes=[np.float64])
-_UNARY: dict[str, Callable[[Any], Any]] = {
+UNARY: dict[str, Callable[[Any], Any]] = {
     "math.exp": np.exp, "math.exp2": np.exp2, "math.log": np.log, "math.log2": np.log2,
     "math.sqrt": np.sqrt, "math.sin": np.sin, "math.cos": np.cos, "math.absf": np.abs,
     "math.absi": np.abs, "arith.negf": np.negative, "math.floor": np.floor, "math.ceil": np.ceil,
@@ -123,7 +122,8 @@ _CMPF: dict[str, Binary] = {
     "ule": lambda a, b: np.less_equal(a, b) | _unordered(a, b),
     "ugt": lambda a, b: np.greater(a, b) | _unordered(a, b),
     "uge": lambda a, b: np.greater_equal(a, b) | _unordered(a, b),
-    "true": lambda a, b: np.ones_like(a, np.bool_), "false": lambda a, b: np.zeros_like(a, np.bool_),
+    "true": lambda a, b: np.ones_like(a, np.bool_),
+    "false": lambda a, b: np.zeros_like(a, np.bool_),
 }  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def _integer_binary(op: Op, program: Program) -> Run:
         name = {"addi": "xori", "subi": "xori", "muli": "andi"}[name]
     if elem == "i1" and name in ("minsi", "maxsi"):  # as signed, true is -1
         name = {"minsi": "ori", "maxsi": "andi"}[name]
-    on_arrays, on_ints = (_SIGNED.get(name) or _UNSIGNED.get(name))  # pyright: ignore
+    on_arrays, on_ints = {**_SIGNED, **_UNSIGNED}[name]
     as_unsigned = name in _UNSIGNED
     if ty.kind == "tensor" and as_unsigned:
         number = numpy_type(elem)
@@ -237,12 +237,12 @@ def _multiply_high(op: Op, program: Program) -> Run:
     return run
 
 
-@lowers(*_UNARY, words=r"")
+@lowers(*UNARY, words=r"")
 def _unary(op: Op, program: Program) -> Run:
     (a,), (d,) = op.operands, op.results
     ty = op.type
     elem = ty.elem
-    function = _UNARY[op.name]
+    function = UNARY[op.name]
     if ty.kind == "tensor" and elem not in ROUNDED:
 
         def run(f: Frame) -> None:
@@ -340,162 +340,3 @@ def _select(op: Op, program: Program) -> Run:
             f[d] = np.where(pick, f[a], f[b])
 
     return run
-
-
-@lowers("arith.index_cast", "arith.index_castui", "tt.int_to_ptr", "tt.ptr_to_int", words=r"")
-def _same_value(op: Op, program: Program) -> Run:
-    (a,), (d,) = op.operands, op.results
-
-    def run(f: Frame) -> None:
-        f[d] = f[a]
-
-    return run
-
-
-@lowers("tt.bitcast", "arith.bitcast", words=r"")
-def _bitcast(op: Op, program: Program) -> Run:
-    (a,), (d,) = op.operands, op.results
-    source, target = op.operand_types()[0], op.type
-    if "ptr" in (source.elem, target.elem):
-        return _same_value(op, program)
-
-    def run(f: Frame) -> None:
-        if target.kind == "tensor":
-            f[d] = dtypes.from_bits(dtypes.to_bits(f[a], source.elem), target.elem)
-        else:
-            bits = dtypes.to_bits(np.array([f[a]]), source.elem)
-            f[d] = dtypes.scalar(dtypes.from_bits(bits, target.elem)[0], target.elem)
-
-    return run
-
-
-@lowers("arith.extsi", "arith.trunci", "arith.extui", words=r"overflow<.*>|nneg|nsw|nuw")
-def _integer_cast(op: Op, program: Program) -> Run:
-    (a,), (d,) = op.operands, op.results
-    source, target = op.operand_types()[0].elem, op.type.elem
-    number = numpy_type(target)
-    zero_extend = op.name == "arith.extui"
-    if op.type.kind != "tensor":
-
-        def run(f: Frame) -> None:
-            value = int(f[a])
-            if source == "i1" and not zero_extend:
-                value = -value
-            f[d] = wrap(unsigned(value, source) if zero_extend else value, target)
-    elif target == "i1":
-
-        def run(f: Frame) -> None:
-            f[d] = (f[a] & 1).astype(np.bool_)
-    elif source == "i1":
-
-        def run(f: Frame) -> None:
-            value = f[a].astype(number)
-            f[d] = value if zero_extend else -value
-    elif zero_extend:
-
-        def run(f: Frame) -> None:
-            f[d] = unsigned(f[a], source).astype(number)
-    else:
-
-        def run(f: Frame) -> None:
-            f[d] = f[a].astype(number)
-
-    return run
-
-
-def _to_integer(value: Any, target: str, as_unsigned: bool) -> np.ndarray:
-    """Convert as the hardware does: towards zero, saturating, NaN to 0."""
-    x = np.trunc(np.nan_to_num(np.asarray(value, np.float64), nan=0.0))
-    width = dtypes.width_of(target)
-    low, high = (0, 2**width - 1) if as_unsigned else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
-    kind = dtypes.UNSIGNED[target] if as_unsigned else numpy_type(target)
-    out = np.clip(x, low, np.nextafter(float(high), 0) if high >= 2**53 else high).astype(kind)
-    out = np.where(x >= float(high), kind(high), out)
-    return out.view(numpy_type(target)) if as_unsigned else out
-
-
-@lowers("arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", words=r"nneg")
-def _number_cast(op: Op, program: Program) -> Run:
-    (a,), (d,) = op.operands, op.results
-    source, target = op.operand_types()[0].elem, op.type.elem
-    tensor = op.type.kind == "tensor"
-    as_unsigned = op.name in ("arith.uitofp", "arith.fptoui")
-    to_float = op.name.endswith("tofp")
-    wide = np.float64 if target in ("f64", "f32") else np.float32
-
-    def run(f: Frame) -> None:
-        value = f[a]
-        if to_float and as_unsigned and source != "i1":
-            value = unsigned(value, source)
-        if to_float and source == "i1" and not as_unsigned:
-            value = -np.asarray(value, np.int8)
-        out: Any = (
-            round_to(np.asarray(value).astype(wide), target)
-            if to_float
-            else _to_integer(value, target, as_unsigned)
-        )
-        f[d] = out if tensor else dtypes.scalar(out, target)
-
-    return run
-
-
-@lowers("arith.extf", "arith.truncf", "tt.fp_to_fp", attrs=["rounding"], words=r"rtne|rtz|to_nearest_even")
-def _float_cast(op: Op, program: Program) -> Run:
-    (a,), (d,) = op.operands, op.results
-    target = op.type.elem
-    tensor = op.type.kind == "tensor"
-    mode = op.attrs.get("rounding", "rtne")
-    if mode == "rtz" and target == "bf16":
-
-        def convert(x: Any) -> Any:
-            bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-            return (bits & np.uint32(0xFFFF0000)).view(np.float32)
-    elif mode == "rtz" and target != "f32":
-        raise UnsupportedKernelError(f"rounding towards zero to {target} is not supported", op.loc)
-    else:
-
-        def convert(x: Any) -> Any:
-            return round_to(x, target)
-
-    def run(f: Frame) -> None:
-        value = convert(np.asarray(f[a]))
-        f[d] = value if tensor else dtypes.scalar(value, target)
-
-    return run
-
-
-LIBDEVICE: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1,
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-    "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "fabs": np.abs,
-    "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint,
-    "nearbyint": np.rint, "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
-    "fma": lambda a, b, c: a * b + c, "copysign": np.copysign, "erf": _UNARY["math.erf"],
-    "erfc": lambda x: 1 - _UNARY["math.erf"](x), "fmax": np.fmax, "fmin": np.fmin,
-    "div_rn": np.divide, "fast_expf": np.exp, "fast_logf": np.log, "fast_sinf": np.sin,
-    "fast_cosf": np.cos, "fast_powf": np.power, "fast_tanhf": np.tanh, "fast_dividef": np.divide,
-    "isnan": np.isnan, "isinf": np.isinf, "round": _UNARY["math.round"],
-}  # fmt: skip
-
-
-@lowers(
-    "tt.extern_elementwise", attrs=["libname", "libpath", "pure", "symbol"], words=r""
-)
-def _libdevice(op: Op, program: Program) -> Run:
-    symbol = op.attrs["symbol"].strip('"')
-    name = re.sub(r"^__nv_", "", symbol)
-    function = LIBDEVICE.get(name) or LIBDEVICE.get(name.removesuffix("f"))
-    if function is None:
-        raise UnsupportedKernelError(f"library function '{symbol}' is not in the table", op.loc)
-    operands, (d,) = op.operands, op.results
-    ty = op.type
-
-    def run(f: Frame) -> None:
-        value = round_to(function(*(f[o] for o in operands)), ty.elem)
-        f[d] = value if ty.kind == "tensor" else dtypes.scalar(value, ty.elem)
-
-    return run
-
-

@@ -84,7 +84,8 @@ def _invalidate(op: Op, program: Program) -> Run:
             return
         if barrier.loads or partition.clock.get(barrier.key, 0) < barrier.last_load:
             partition.report(
-                "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it is not "
+                "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it is "
+                           f"not "
                 "known to be complete", op.loc, "mbarrier.invalidate", hint="wait for it first",
             )  # fmt: skip
         view.buffer.bars.pop(view.key[0], None)
@@ -299,7 +300,9 @@ def wait_stores(partition: Partition, pending: int, loc: Loc, what: str, full: b
     return Wait(lambda: queue.done >= target, lambda: what, loc, known)
 
 
-@lowers("ttng.async_tma_store_wait", kind=STEP, attrs=["pendings", "read_only", "readOnly"], words=r"")
+@lowers(
+    "ttng.async_tma_store_wait", kind=STEP, attrs=["pendings", "read_only", "readOnly"], words=r""
+)
 def _store_wait(op: Op, program: Program) -> Run:
     pending = op.int_attr("pendings", 0)
     read_only = op.attrs.get("read_only", op.attrs.get("readOnly", "true")) != "false"

@@ -17,7 +17,8 @@ from tileloom.emulator.machine import Frame, Partition, Wait
 Steps = Generator[Wait | None, None, Any]
 _LOOP_ATTRS = [
     "tt.num_stages", "tt.loop_unroll_factor", "tt.warp_specialize", "tt.flatten",
-    "tt.disallow_acc_multi_buffer", "tt.scheduled_max_stage", "ttg.partition.stages", "llvm.loop_annotation",
+    "tt.disallow_acc_multi_buffer", "tt.scheduled_max_stage", "ttg.partition.stages",
+    "llvm.loop_annotation",
 ]  # fmt: skip
 
 
@@ -178,8 +179,8 @@ def function_name(file: str, line: int) -> str | None:
 def partition_name(blocks: list[Block], kernel: str, fallback: str) -> str:
     """Return the name of the function that a partition runs, as the user wrote it.
 
-    It is the outermost function of an operation's call chain that is not the kernel itself. Some chains
-    are cut short by the compiler, so the most frequent name wins.
+    It is the outermost function of an operation's call chain that is not the kernel itself. Some
+    chains are cut short by the compiler, so the most frequent name wins.
     """
     names: Counter[str] = Counter()
     for op in walk(blocks):
@@ -191,7 +192,7 @@ def partition_name(blocks: list[Block], kernel: str, fallback: str) -> str:
 
 
 def _first_warps(main: int, warps: list[int]) -> list[int]:
-    """Return where each partition's warps start: larger ones first, as the compiler lays them out."""
+    """Return where each partition's warps start: larger ones first, as the compiler does."""
     starts = [0] * len(warps)
     at = main
     for i in sorted(range(len(warps)), key=lambda n: -warps[n]):
@@ -201,7 +202,8 @@ def _first_warps(main: int, warps: list[int]) -> list[int]:
 
 
 _SPECIALIZE_ATTRS = [
-    "requestedRegisters", "actualRegisters", "warpGroupStartIds", "ttg.total-num-warps", "partitionNumWarps",
+    "requestedRegisters", "actualRegisters", "warpGroupStartIds", "ttg.total-num-warps",
+    "partitionNumWarps",
 ]  # fmt: skip
 
 
@@ -255,9 +257,8 @@ def _warp_specialize(op: Op, program: Program) -> Run:
 
 
 @lowers("ttg.barrier", "gpu.barrier", "nvvm.barrier0", "ttg.local_barrier", kind=STEP,
-        attrs=["addrSpace"], words=r"local|global_read|global_write|tensor_read|tensor_write|all|none|\|")  # fmt: skip
+        attrs=["addrSpace"],
+        words=r"local|global_read|global_write|tensor_read|tensor_write|all|none|\|")  # fmt: skip
 def _barrier(op: Op, program: Program) -> Run:
     # Threads of one partition meet: inside a partition the emulator has one logical thread.
     return lambda f: None
-
-

@@ -103,7 +103,15 @@ def _atomic_rmw(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         where = np.asarray(f[address])
         old = global_access.atomic(
-            f[0], operation, order, scope, where, f[value], lanes(f, mask_slot, where.shape), elem, op.loc
+            f[0],
+            operation,
+            order,
+            scope,
+            where,
+            f[value],
+            lanes(f, mask_slot, where.shape),
+            elem,
+            op.loc,
         )
         if d is not None:
             f[d] = old if where.ndim else dtypes.scalar(old, elem)
@@ -129,9 +137,7 @@ def _atomic_cas(op: Op, program: Program) -> Run:
 
 
 # ---- descriptors
-def check_descriptor(
-    desc: Desc, address: int, what: str, *, boxes_fit: bool = True
-) -> None:
+def check_descriptor(desc: Desc, address: int, what: str, *, boxes_fit: bool = True) -> None:
     """Refuse a descriptor that the hardware would refuse.
 
     Args:
@@ -158,7 +164,7 @@ def check_descriptor(
     elif any(n <= 0 for n in desc.shape):
         why = f"shape {desc.shape}; every size must be at least 1"
     elif desc.block and desc.block[-1] * size < 16:
-        why = f"a box of {desc.block[-1] * size} bytes in the innermost dimension; TMA takes at least 16"
+        why = f"a box whose rows have {desc.block[-1] * size} bytes; TMA takes at least 16"
     elif not boxes_fit and any(b > 256 for b in desc.block):
         why = f"box {list(desc.block)}; TMA takes at most 256 in a dimension"
     if why:
@@ -204,7 +210,8 @@ def _check_box(partition: Partition, desc: Desc, at: list[int], loc: Loc, what: 
     if outside:
         partition.report(
             "out-of-bounds",
-            f"{what}: box {list(desc.block)} at {at} lies wholly outside of '{desc.name}' with shape "
+            f"{what}: box {list(desc.block)} at {at} lies wholly outside of '{desc.name}' with "
+            f"shape "
             f"{list(desc.shape)}",
             loc, what, severity="info", hint="nothing is moved; skip the tile",
         )  # fmt: skip
@@ -217,7 +224,10 @@ def _make_descriptor(op: Op, program: Program) -> Run:
     sizes, strides = rest[:rank], rest[rank : 2 * rank]
     (d,) = op.results
     text = op.signature
-    found = re.search(r"!tt\.tensordesc<.*>$|<tensor<.*>>$|<\d+x.*>$", text.split(", ", 1)[-1] if ", " in text else text)
+    found = re.search(
+        r"!tt\.tensordesc<.*>$|<tensor<.*>>$|<\d+x.*>$",
+        text.split(", ", 1)[-1] if ", " in text else text,
+    )
     head = found.group(0) if found else text
     ty = parse_type(head if head.startswith("!") else "!tt.tensordesc" + head)
     nan = op.attrs.get("padding", "").startswith("2")
@@ -227,7 +237,8 @@ def _make_descriptor(op: Op, program: Program) -> Run:
         storage = f[0].cta.launch.storages[(address >> SPACING) - 1]
         desc = Desc(
             storage, (address - storage.base) // dtypes.size_of(ty.elem),
-            [int(f[s]) for s in sizes], [int(f[s]) for s in strides], ty.shape, ty.elem, nan, storage.name,
+            [int(f[s]) for s in sizes], [int(f[s]) for s in strides], ty.shape, ty.elem, nan,
+            storage.name,
         )  # fmt: skip
         check_descriptor(desc, address - storage.base, storage.name)
         f[d] = desc
@@ -264,8 +275,10 @@ def _descriptor_store(op: Op, program: Program) -> Run:
     return run
 
 
-@lowers("ttg.global_scratch_alloc", attrs=["alignment", "nbytes", "ttg.global_scratch_memory_offset",
-        "third_party_allocation", "backend", "shared_cluster_state", "sharedClusterState"], words=r"")  # fmt: skip
+@lowers("ttg.global_scratch_alloc", attrs=["alignment", "nbytes",
+"ttg.global_scratch_memory_offset",
+        "third_party_allocation", "backend", "shared_cluster_state", "sharedClusterState"],
+        words=r"")  # fmt: skip
 def _scratch(op: Op, program: Program) -> Run:
     (d,) = op.results
 
@@ -275,7 +288,8 @@ def _scratch(op: Op, program: Program) -> Run:
     return run
 
 
-@lowers("ttng.tensormap_create", attrs=["elem_type", "fill_mode", "interleave_layout", "swizzle_mode"],
+@lowers("ttng.tensormap_create", attrs=["elem_type", "fill_mode", "interleave_layout",
+"swizzle_mode"],
         words=r"")  # fmt: skip
 def _tensormap_create(op: Op, program: Program) -> Run:
     scratch, base, *rest = op.operands
@@ -290,8 +304,10 @@ def _tensormap_create(op: Op, program: Program) -> Run:
         size = dtypes.size_of(elem)
         storage = f[0].cta.launch.storages[(address >> SPACING) - 1]
         shape = [int(f[s]) for s in size_slots][::-1]
-        steps = [int(f[s]) // size for s in stride_slots][::-1] + [1]
-        desc = Desc(storage, (address - storage.base) // size, shape, steps, (), elem, nan, storage.name)
+        steps = [*[int(f[s]) // size for s in stride_slots][::-1], 1]
+        desc = Desc(
+            storage, (address - storage.base) // size, shape, steps, (), elem, nan, storage.name
+        )
         check_descriptor(desc, address - storage.base, storage.name)
         f[scratch].desc = desc
 

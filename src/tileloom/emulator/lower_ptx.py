@@ -67,7 +67,12 @@ def _merge(registers: list[np.ndarray], ty: Type, pack: int, calls: int) -> Any:
     return values.reshape(ty.shape)
 
 
-@lowers("tt.elementwise_inline_asm", kind=NEST, attrs=["constraints", "packed_element", "pure"], words=r"")
+@lowers(
+    "tt.elementwise_inline_asm",
+    kind=NEST,
+    attrs=["constraints", "packed_element", "pure"],
+    words=r"",
+)
 def _inline_asm(op: Op, program: Program) -> Run:
     text = op.strings[0].replace("$$", "$")
     code = ptx.parse(text)
@@ -147,8 +152,8 @@ def unknown_ptx(text: str) -> list[str]:
     from tileloom.emulator.ptx_values import KNOWN
 
     known = KNOWN | ptx.OUTSIDE | {"ret", "exit"}
-    found = []
-    for i in ptx.parse(text).instructions:
-        if i.parts[0] not in known or re.search(r"\bshared\b", i.name):
-            found.append(i.text)
-    return found
+    return [
+        i.text
+        for i in ptx.parse(text).instructions
+        if i.parts[0] not in known or re.search(r"\bshared\b", i.name)
+    ]

@@ -1,4 +1,4 @@
-"""Lowerings that move values about: shapes, ranges, program ids, reductions, scans, gathers, dots."""
+"""Lowerings that move values about: shapes, ranges, reductions, scans, gathers, dots."""
 
 from __future__ import annotations
 
@@ -89,7 +89,11 @@ def _expand_dims(op: Op, program: Program) -> Run:
     return run
 
 
-@lowers("tt.reshape", attrs=["allow_reorder", "efficient_layout"], words=r"allow_reorder|efficient_layout")
+@lowers(
+    "tt.reshape",
+    attrs=["allow_reorder", "efficient_layout"],
+    words=r"allow_reorder|efficient_layout",
+)
 def _reshape(op: Op, program: Program) -> Run:
     (a,), (d,) = op.operands, op.results
     shape = op.type.shape
@@ -274,7 +278,7 @@ def _scan(op: Op, program: Program) -> Run:
         else:
             steps = [[v[0] for v in values]]
             for i in range(1, values[0].shape[0]):
-                steps.append(combine(f, steps[-1], [v[i] for v in values]))  # pyright: ignore
+                steps.append(combine(f, steps[-1], [v[i] for v in values]))  # pyright: ignore[reportOptionalCall]
             out = [np.stack(column) for column in zip(*steps)]
         if reverse:
             out = [v[::-1] for v in out]
@@ -334,7 +338,11 @@ def _split_bf16(x: np.ndarray, parts: int) -> list[np.ndarray]:
     return out
 
 
-@lowers("tt.dot", attrs=["inputPrecision", "maxNumImpreciseAcc"], words=r"tf32|tf32x3|ieee|bf16x3|bf16x6|-?\d+")
+@lowers(
+    "tt.dot",
+    attrs=["inputPrecision", "maxNumImpreciseAcc"],
+    words=r"tf32|tf32x3|ieee|bf16x3|bf16x6|-?\d+",
+)
 def _dot(op: Op, program: Program) -> Run:
     a, b, c = op.operands
     (d,) = op.results

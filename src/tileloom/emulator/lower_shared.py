@@ -15,7 +15,7 @@ from tileloom.emulator.report import Access, UnsupportedKernelError
 
 
 class BadView:
-    """A view outside of its buffer; only its use is an error, for it may be formed speculatively."""
+    """A view outside of its buffer; only its use is an error, as it may be speculative."""
 
     def __init__(self, partition: Partition, message: str, loc: Loc) -> None:
         self.partition = partition
@@ -226,7 +226,8 @@ def _reinterpret(op: Op, program: Program) -> Run:
         buffer = view.buffer
         if ty.elem != buffer.elem and dtypes.size_of(ty.elem) != dtypes.size_of(buffer.elem):
             raise UnsupportedKernelError(
-                f"a reinterpret of {buffer.elem} shared memory as {ty.elem}, which has another size",
+                f"a reinterpret of {buffer.elem} shared memory as {ty.elem}, which has another "
+                f"size",
                 op.loc,
             )
         if ty.elem != buffer.elem:
@@ -237,7 +238,8 @@ def _reinterpret(op: Op, program: Program) -> Run:
         size = buffer.init.size
         if start + count > size:
             message = (
-                f"a reinterpret of {view.name} as shape {list(ty.shape)} runs {start + count - size} "
+                f"a reinterpret of {view.name} as shape {list(ty.shape)} runs "
+                f"{start + count - size} "
                 "elements past the end of its allocation"
             )
             f[d] = BadView(f[0], message, op.loc)

@@ -70,7 +70,14 @@ def _dot(op: Op, program: Program) -> Run:
             if value.__class__ is View or value.__class__ is BadView:
                 view = view_of(f, slot)
                 cta.launch.shared.access(
-                    view, partition, "wgmma", loc, write=False, proxy="async", key=queue.key, epoch=number
+                    view,
+                    partition,
+                    "wgmma",
+                    loc,
+                    write=False,
+                    proxy="async",
+                    key=queue.key,
+                    epoch=number,
                 )
                 check_written(partition, view, "wgmma", loc)
         in_registers = None if left.__class__ is View else np.asarray(left)

@@ -1,8 +1,8 @@
 """The machine: partitions of a program as generators, what is in flight, and the scheduler.
 
 Asynchronous operations complete when the schedule says so: ``late`` completes one only when every
-partition is blocked, the newest first; ``eager`` completes each at once; ``random`` picks. A deadlock
-is a state with no runnable partition and nothing in flight.
+partition is blocked, the newest first; ``eager`` completes each at once; ``random`` picks. A
+deadlock is a state with no runnable partition and nothing in flight.
 """
 
 from __future__ import annotations
@@ -432,5 +432,5 @@ class Launch:
         raise StepsExceeded
 
 
-class StepsExceeded(Exception):  # noqa: N818
+class StepsExceeded(Exception):
     """Ends a launch that went over its steps while reports are collected."""

@@ -1,8 +1,8 @@
 """Global and shared memory as the emulator holds it.
 
-Global tensors live in a virtual 64-bit space, one tensor storage every 2^40 bytes, so that a pointer
-is a plain integer and an address that left its tensor still names it. Shared buffers are logical
-arrays with a mask of what was written; physical offsets matter only at level ``machine``.
+Global tensors live in a virtual 64-bit space, one tensor storage every 2^40 bytes, so that a
+pointer is a plain integer and an address that left its tensor still names it. Shared buffers are
+logical arrays with a mask of what was written; physical offsets matter only at level ``machine``.
 """
 
 from __future__ import annotations
@@ -206,7 +206,9 @@ class View:
 
     __slots__ = ("_region", "_sub", "buffer", "data", "init", "key", "label")
 
-    def __init__(self, buffer: SharedBuffer, data: np.ndarray, init: np.ndarray, label: str) -> None:
+    def __init__(
+        self, buffer: SharedBuffer, data: np.ndarray, init: np.ndarray, label: str
+    ) -> None:
         self.buffer = buffer
         self.data = data
         self.init = init

@@ -1,8 +1,8 @@
 """Do a kernel's tests have teeth? Damage one synchronisation at a time and see who notices.
 
-A mutant removes or weakens one statement of the file's kernels: a wait, an arrive, an expect, a fence, a
-count, a phase, a memory order. Each is run on the emulator; a mutant that nobody reports, and that the
-file's own checks do not notice, is listed.
+A mutant removes or weakens one statement of the file's kernels: a wait, an arrive, an expect, a
+fence, a count, a phase, a memory order. Each is run on the emulator; a mutant that nobody
+reports, and that the file's own checks do not notice, is listed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: ``reported``, ``wrong result``, ``compile error`` or ``unnoticed``."""
+    """What became of a mutant: reported, wrong result, compile error or unnoticed."""
 
     mutant: Mutant
     outcome: str
@@ -87,15 +87,15 @@ class _Source:
         for line in self.lines:
             self._starts.append(self._starts[-1] + len(line))
 
-    def replaced(self, node: ast.AST, new: str) -> str:
+    def replaced(self, node: ast.expr | ast.stmt, new: str) -> str:
         """Return the text with a node's source replaced."""
-        start = self._starts[node.lineno - 1] + node.col_offset  # pyright: ignore
-        end = self._starts[node.end_lineno - 1] + node.end_col_offset  # pyright: ignore
+        start = self._starts[node.lineno - 1] + node.col_offset
+        end = self._starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         return self.text[:start] + new + self.text[end:]
 
-    def mutant(self, node: ast.AST, new: str, change: str) -> Mutant:
+    def mutant(self, node: ast.expr | ast.stmt, new: str, change: str) -> Mutant:
         """Return the mutant in which a node is replaced."""
-        line = node.lineno  # pyright: ignore[reportAttributeAccessIssue]
+        line = node.lineno
         source = self.lines[line - 1]
         harmless = _HARMLESS.search(source.rstrip())
         reason = harmless.group(1) if harmless else None
@@ -134,17 +134,20 @@ def _of_function(source: _Source, function: ast.FunctionDef) -> Iterator[Mutant]
             yield source.mutant(node, "pass", f"removed {_called(node.value)}")
         if isinstance(node, ast.Call):
             yield from _of_call(source, node)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "\n" not in node.value:
-            yield from _of_string(source, node)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and "\n" not in node.value
+        ) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             yield from _of_string(source, node)
 
 
 def _of_string(source: _Source, node: ast.Constant) -> Iterator[Mutant]:
     original = ast.get_source_segment(source.text, node) or ""
     for pattern, weaker in _ORDERS[1:]:
-        if pattern.search(original):
-            change = f"{pattern.search(original).group(0)} made relaxed"  # pyright: ignore
+        match = pattern.search(original)
+        if match:
+            change = f"{match.group(0)} made relaxed"
             yield source.mutant(node, pattern.sub(weaker, original, count=1), change)
 
 
@@ -167,11 +170,13 @@ def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
             yield source.mutant(keyword.value, f"({count}) + 1", f"count of {name} one higher")
         if keyword.arg == "pred":
             yield source.mutant(keyword.value, "True", "predicate removed")
-        if keyword.arg == "sem" and isinstance(keyword.value, ast.Constant):
-            if keyword.value.value != "relaxed":
-                yield source.mutant(keyword.value, '"relaxed"', "memory order made relaxed")
+        strong = keyword.arg == "sem" and getattr(keyword.value, "value", "") != "relaxed"
+        if strong:
+            yield source.mutant(keyword.value, '"relaxed"', "memory order made relaxed")
     if name.startswith("atomic_") and not any(k.arg == "sem" for k in node.keywords):
-        yield source.mutant(node, whole[:-1].rstrip(", \n") + ', sem="relaxed")', "memory order made relaxed")
+        yield source.mutant(
+            node, whole[:-1].rstrip(", \n") + ', sem="relaxed")', "memory order made relaxed"
+        )
 
 
 def judge(mutant: Mutant, path: Path, ways: Sequence[Setting], folder: Path) -> Verdict:
@@ -197,7 +202,9 @@ def judge(mutant: Mutant, path: Path, ways: Sequence[Setting], folder: Path) -> 
             return Verdict(mutant, "reported", f"{report.kind} at line {report.line}")
         if result.failures:
             last = result.failures[0][1].strip().splitlines()[-1]
-            outcome = "compile error" if "CompilationError" in result.failures[0][1] else "wrong result"
+            outcome = (
+                "compile error" if "CompilationError" in result.failures[0][1] else "wrong result"
+            )
             return Verdict(mutant, outcome, last[:120])
     return Verdict(mutant, "unnoticed")
 

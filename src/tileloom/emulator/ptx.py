@@ -1,7 +1,7 @@
 """A small interpreter of PTX text, vectorised over lanes: what kernels write as inline assembly.
 
-Registers hold raw unsigned words, one a lane. Lanes that branch apart run at the lowest program counter
-first until they meet again. Instructions that wait are generators that yield a `Wait`.
+Registers hold raw unsigned words, one a lane. Lanes that branch apart run at the lowest program
+counter first until they meet again. Instructions that wait are generators that yield a `Wait`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Code:
 
 # Instructions that touch memory, barriers or other threads.
 OUTSIDE = frozenset({
-    "bar", "barrier", "fence", "membar", "ld", "st", "atom", "red", "cp", "nanosleep", "elect", "bra",
+    "bar", "barrier", "fence", "membar", "ld", "st", "atom", "red", "cp", "nanosleep", "elect",
+    "bra",
     "griddepcontrol", "mbarrier", "trap", "prefetch",
 })  # fmt: skip
 
@@ -217,7 +218,9 @@ class Lanes:
 
     def _special(self, name: str, kind: str) -> np.ndarray:
         if not _SPECIAL.match(name):
-            raise UnsupportedKernelError(f"unsupported inline PTX: special register {name}", self.loc)
+            raise UnsupportedKernelError(
+                f"unsupported inline PTX: special register {name}", self.loc
+            )
         launch = self.partition.cta.launch
         threads = np.arange(self.count, dtype=np.uint64) % (32 * self.partition.warps)
         if name in ("%globaltimer", "%clock64", "%clock", "%globaltimer_lo"):
@@ -295,7 +298,12 @@ class Lanes:
         return None if chosen.all() else chosen
 
     def _branch(
-        self, instruction: Instruction, group: np.ndarray | None, at: np.ndarray, counter: int, apart: bool
+        self,
+        instruction: Instruction,
+        group: np.ndarray | None,
+        at: np.ndarray,
+        counter: int,
+        apart: bool,
     ) -> tuple[int, bool, np.ndarray]:
         label = instruction.operands[0]
         if label not in self.code.labels:

@@ -70,7 +70,8 @@ def _named_barrier(lanes: Lanes, i: Instruction) -> Steps:
     if not 0 <= ident < NAMED_BARRIERS or count % 32 or count <= 0:
         partition.report(
             "barrier",
-            f"{what} {ident}, {count}: the barrier's number must be 0 to 15 and the count a multiple "
+            f"{what} {ident}, {count}: the barrier's number must be 0 to 15 and the count a "
+            f"multiple "
             "of 32",
             lanes.loc, what,
         )  # fmt: skip
@@ -131,13 +132,25 @@ def _address(lanes: Lanes, operand: str, i: Instruction) -> np.ndarray:
 
 def _check_parts(lanes: Lanes, i: Instruction, extra: set[str]) -> tuple[str, str]:
     """Return order and scope; refuse parts that are not known."""
-    known = {*_ORDERS, *_SCOPES, "global", "noftz", "nc", "L1::no_allocate", "L1", "no_allocate", "mmio"}
+    known = {
+        *_ORDERS,
+        *_SCOPES,
+        "global",
+        "noftz",
+        "nc",
+        "L1::no_allocate",
+        "L1",
+        "no_allocate",
+        "mmio",
+    }
     strange = [p for p in i.parts[1:-1] if p not in known | extra and not re.match(r"v[24]$", p)]
     if "shared" in i.name:
         raise lanes.fail("shared memory has no addresses in the emulator", i)
     if strange:
         raise lanes.fail(f"'.{strange[0]}' is not known", i)
-    order = next((p for p in i.parts if p in _ORDERS), "weak" if i.parts[0] in ("ld", "st") else "relaxed")
+    order = next(
+        (p for p in i.parts if p in _ORDERS), "weak" if i.parts[0] in ("ld", "st") else "relaxed"
+    )
     return order, next((p for p in i.parts if p in _SCOPES), "gpu")
 
 
@@ -206,7 +219,9 @@ def _atomic(lanes: Lanes, i: Instruction) -> None:
     target = operands.pop(0) if i.parts[0] == "atom" else None
     where = _address(lanes, operands[0], i)
     kind = i.type
-    elem = {"f32": "f32", "f64": "f64", "f16": "f16", "bf16": "bf16"}.get(kind, _ELEMENT[width(kind)])
+    elem = {"f32": "f32", "f64": "f64", "f16": "f16", "bf16": "bf16"}.get(
+        kind, _ELEMENT[width(kind)]
+    )
     if operation in ("min", "max") and kind[0] == "u":
         operation = "u" + operation
 

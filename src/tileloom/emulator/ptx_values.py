@@ -82,9 +82,11 @@ def immediate(text: str, kind: str) -> Any:
         word = np.uint32(int(match.group(2), 16))
         value = np.array([word], np.uint32).view(np.float32)[0]
         value = -value if match.group(1) else value
-        return words(np.array([value]), kind)[0] if kind in _FLOAT and kind != "f32" else np.array(
-            [value], np.float32
-        ).view(np.uint32)[0].astype(WORD[bits])
+        return (
+            words(np.array([value]), kind)[0]
+            if kind in _FLOAT and kind != "f32"
+            else np.array([value], np.float32).view(np.uint32)[0].astype(WORD[bits])
+        )
     if match := re.match(r"0[dD]([0-9a-fA-F]{16})$", text):
         return np.uint64(int(match.group(1), 16))
     if re.match(r"-?\d+\.\d*(e[+-]?\d+)?$", text):
@@ -252,7 +254,9 @@ def _shift(lanes: Lanes, i: Instruction) -> None:
     x = lanes.read(a, kind)
     amount = lanes.raw(b, "u32").astype(np.int64)
     if i.parts[0] == "shl":
-        value = np.where(amount >= bits, 0, np.left_shift(x, np.minimum(amount, bits - 1).astype(x.dtype)))
+        value = np.where(
+            amount >= bits, 0, np.left_shift(x, np.minimum(amount, bits - 1).astype(x.dtype))
+        )
     else:
         value = np.right_shift(x, np.minimum(amount, bits - 1).astype(x.dtype))
         if kind[0] != "s":
@@ -380,7 +384,9 @@ def _count_bits(lanes: Lanes, i: Instruction) -> None:
     target, a = i.operands
     bits = width(i.type)
     raw = lanes.raw(a, i.type)
-    count = (lambda v: bin(v).count("1")) if i.parts[0] == "popc" else (lambda v: bits - v.bit_length())
+    count = (
+        (lambda v: bin(v).count("1")) if i.parts[0] == "popc" else (lambda v: bits - v.bit_length())
+    )
     lanes.write(target, np.array([count(int(v)) for v in raw], np.uint32))
 
 
@@ -390,7 +396,8 @@ def _cvta(lanes: Lanes, i: Instruction) -> None:
 
 _PLAY: dict[str, Callable[[Any, Any], None]] = {
     "mov": _mov, "mul": _multiply, "mad": _multiply, "fma": _multiply, "shl": _shift, "shr": _shift,
-    "setp": _setp, "selp": _selp, "cvt": _cvt, "bfe": _bits_extract, "prmt": _permute, "lop3": _lop3,
+    "setp": _setp, "selp": _selp, "cvt": _cvt, "bfe": _bits_extract, "prmt": _permute,
+    "lop3": _lop3,
     "popc": _count_bits, "clz": _count_bits, "cvta": _cvta,
     **dict.fromkeys([*_BINARY, "min", "max", "div", "rem", "copysign"], _binary),
     **dict.fromkeys(_UNARY, _unary),

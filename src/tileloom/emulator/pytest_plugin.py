@@ -34,7 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         unknown = sorted(set(marker.kwargs) - set(_DEFAULT) - set(_OPTIONS))
         if unknown or marker.args:
             raise pytest.UsageError(
-                f"emulate: {unknown[0] if unknown else marker.args[0]!r} is not known; accepted are "
+                f"emulate: {unknown[0] if unknown else marker.args[0]!r} is not known; accepted "
+                f"are "
                 f"{', '.join([*_DEFAULT, *_OPTIONS])}."
             )
         chosen.update(marker.kwargs)

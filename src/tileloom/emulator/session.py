@@ -79,8 +79,8 @@ class Run:
         """Let the host write a tensor at an arbitrary moment of the next launch.
 
         Events happen in the order they were given: under ``late`` when every program is blocked,
-        under ``eager`` before the first one starts, under ``random`` at any time. A write of at most 8
-        bytes is a release at system scope; larger ones are plain data.
+        under ``eager`` before the first one starts, under ``random`` at any time. A write of at
+        most 8 bytes is a release at system scope; larger ones are plain data.
 
         Args:
             tensor: A contiguous CPU tensor that the kernel sees.

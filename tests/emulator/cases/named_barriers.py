@@ -1,7 +1,7 @@
 """Attention of one head per program: a producer, two consumers that take turns by named barriers.
 
-Operands come by 4-D descriptors; P is the register operand of the second multiply; buffers are handed
-back by every thread's own arrival.
+Operands come by 4-D descriptors; P is the register operand of the second multiply; buffers are
+handed back by every thread's own arrival.
 """
 
 import torch
@@ -47,21 +47,23 @@ def load_keys(q_desc, k_desc, v_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_
 
 
 @gluon.jit
-def attend(WG: gl.constexpr, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, scale, L):
+def attend(
+    WG: gl.constexpr, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, scale, L
+):
     STAGES: gl.constexpr = k_s.type.shape[0]
     BN: gl.constexpr = k_s.type.shape[3]
     D: gl.constexpr = k_s.type.shape[4]
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P: gl.constexpr = gl.DotOperandLayout(0, O, 2)
+    SC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    PL: gl.constexpr = gl.DotOperandLayout(0, OUT, 2)
     if WG == 1:
         named_barrier_arrive(8, 256)
     mbarrier.wait(q_full.index(WG), 0)
     q = q_s.index(WG).reshape([64, D])
-    zero = gl.zeros([64, BN], gl.float32, S)
-    acc = gl.zeros([64, D], gl.float32, O)
-    m = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S))
-    l = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, S))
+    zero = gl.zeros([64, BN], gl.float32, SC)
+    acc = gl.zeros([64, D], gl.float32, OUT)
+    m = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, SC))
+    total = gl.full([64], 0.0, gl.float32, gl.SliceLayout(1, SC))
     for i in range(gl.cdiv(L, BN)):
         slot = i % STAGES
         phase = (i // STAGES) & 1
@@ -72,22 +74,22 @@ def attend(WG: gl.constexpr, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_f
         s = warpgroup_mma_wait(0, deps=[s])
         named_barrier_arrive(9 - WG, 256)
         arrive_each_thread(k_empty.index(slot))
-        cols = i * BN + gl.arange(0, BN, gl.SliceLayout(0, S))
+        cols = i * BN + gl.arange(0, BN, gl.SliceLayout(0, SC))
         s = gl.where(gl.expand_dims(cols < L, 0), s * scale, float("-inf"))
         m_new = gl.maximum(m, gl.max(s, 1))
         p = gl.exp2(s - gl.expand_dims(m_new, 1))
         alpha = gl.exp2(m - m_new)
-        l = l * alpha + gl.sum(p, 1)
+        total = total * alpha + gl.sum(p, 1)
         m = m_new
-        acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, O)), 1)
+        acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, OUT)), 1)
         mbarrier.wait(v_full.index(slot), phase)
-        p = gl.convert_layout(p.to(gl.bfloat16), P)
+        p = gl.convert_layout(p.to(gl.bfloat16), PL)
         acc = warpgroup_mma(p, v_s.index(slot).reshape([BN, D]), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         arrive_each_thread(v_empty.index(slot))
     if WG == 0:
         named_barrier_sync(8, 256)
-    acc = acc / gl.expand_dims(gl.convert_layout(l, gl.SliceLayout(1, O)), 1)
+    acc = acc / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, OUT)), 1)
     q_s.index(WG).reshape([64, D]).store(acc.to(gl.bfloat16))
     fence_async_shared()
     tma_store(o_desc, [0, gl.program_id(1), gl.program_id(0) * 128 + WG * 64, 0], q_s.index(WG))
@@ -116,9 +118,31 @@ def attention(q_desc, k_desc, v_desc, o_desc, scale, L, STAGES: gl.constexpr):
     fence_async_shared()
     gl.warp_specialize(
         [
-            (attend, (0, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, scale, L)),
-            (attend, (1, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, scale, L)),
-            (load_keys, (q_desc, k_desc, v_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, L)),
+            (
+                attend,
+                (0, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, scale, L),
+            ),
+            (
+                attend,
+                (1, o_desc, q_s, k_s, v_s, q_full, k_full, k_empty, v_full, v_empty, scale, L),
+            ),
+            (
+                load_keys,
+                (
+                    q_desc,
+                    k_desc,
+                    v_desc,
+                    q_s,
+                    k_s,
+                    v_s,
+                    q_full,
+                    k_full,
+                    k_empty,
+                    v_full,
+                    v_empty,
+                    L,
+                ),
+            ),
         ],
         [4, 1],
         [240, 24],
