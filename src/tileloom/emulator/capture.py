@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,7 +192,7 @@ class EmulatedDriver(DriverBase):
         self._level = level
 
     @classmethod
-    def is_active(cls) -> bool:
+    def is_active(cls) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Tell Triton that this driver can be used; it is never found by search."""
         return True
 
@@ -200,11 +200,13 @@ class EmulatedDriver(DriverBase):
         """Return the type's own name: no C++ launcher is compiled."""
         return ty
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> GPUTarget:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the architecture that kernels are compiled for."""
         return GPUTarget("cuda", self._capability, 32)
 
-    def get_active_torch_device(self) -> torch.device:
+    def get_active_torch_device(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+    ) -> torch.device:
         """Return the device of the tensors."""
         return torch.device("cpu")
 
@@ -280,7 +282,7 @@ def _finish(
 
 
 @contextlib.contextmanager
-def captured(session: Run) -> Iterator[None]:
+def captured(session: Run) -> Generator[None]:
     """Let every launch inside the block go to `session`; give the old driver back at its end."""
     dialect.check_version()
     before = driver._active
@@ -289,7 +291,8 @@ def captured(session: Run) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="tileloom-emulator-") as folder:
         try:
             driver.set_active(EmulatedDriver(session.capability, session.options.level))
-            triton_knobs.runtime.add_stages_inspection_hook = _stages_hook
+            hooks: Any = triton_knobs.runtime
+            hooks.add_stages_inspection_hook = _stages_hook
             with dialect.quiet(), triton_knobs.cache.scope():
                 triton_knobs.cache.dir = folder
                 yield

@@ -8,7 +8,7 @@ import io
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -169,7 +169,7 @@ def runner(path: Path) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _script_folder(path: Path) -> Iterator[None]:
+def _script_folder(path: Path) -> Generator[None]:
     folder = str(path.resolve().parent)
     sys.path.insert(0, folder)
     try:

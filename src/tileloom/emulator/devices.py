@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 from unittest import mock
 
@@ -94,7 +94,7 @@ class _Stream(_Event):
 
 
 @contextlib.contextmanager
-def cuda_on_cpu(target: Target) -> Iterator[None]:
+def cuda_on_cpu(target: Target) -> Generator[None]:
     """Make CUDA devices mean the CPU inside a block.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import triton
@@ -37,7 +37,7 @@ def check_version() -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> Generator[None]:
     """Leave out the note of 3.9 about its default for fused multiply-add."""
     if VERSION < (3, 9):
         yield

@@ -59,7 +59,7 @@ def write_event(tensor: torch.Tensor, value: Any) -> HostEvent:
     def action(launch: Launch) -> None:
         pointer = tensor.untyped_storage().data_ptr()
         storage: Storage | None = next((s for s in launch.storages if s.address == pointer), None)
-        start = tensor.storage_offset() * tensor.element_size()
+        start = int(tensor.storage_offset()) * tensor.element_size()
         if storage is None:
             storage_bytes(tensor)[start : start + data.size] = data
             return

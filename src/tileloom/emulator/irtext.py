@@ -26,18 +26,7 @@ def _strip_locations(line: str) -> tuple[str, str | None]:
     at = 0
     while (start := line.find(" loc(", at)) >= 0:
         kept.append(line[at:start])
-        depth = 0
-        quoted = False
-        for end in range(start + 4, len(line)):
-            char = line[end]
-            if char == '"':
-                quoted = not quoted
-            elif not quoted and char == "(":
-                depth += 1
-            elif not quoted and char == ")":
-                depth -= 1
-                if depth == 0:
-                    break
+        end = _matching(line, start + 4)
         last = line[start + 5 : end]
         at = end + 1
     kept.append(line[at:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Set
 from typing import Any
 
 from tileloom.emulator.dtypes import UnknownElementError
@@ -35,7 +35,7 @@ _COMMON = {
 class _Entry:
     __slots__ = ("attrs", "kind", "lower", "words")
 
-    def __init__(self, lower: Lowering, kind: int, attrs: frozenset[str], words: str) -> None:
+    def __init__(self, lower: Lowering, kind: int, attrs: Set[str], words: str) -> None:
         self.lower = lower
         self.kind = kind
         self.attrs = attrs

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tileloom.emulator import dtypes, global_access
+from tileloom.emulator.happens_before import Record
 from tileloom.emulator.ir import Loc, Op, parse_type
 from tileloom.emulator.lower import STEP, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition
@@ -177,16 +178,14 @@ def check_descriptor(desc: Desc, address: int, what: str, *, boxes_fit: bool = T
 def tma_read(
     partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str, proxy: str = "async",
     key: int | None = None,
-) -> Any:  # fmt: skip
-    """Check a box read for races and return a function that reads it."""
+) -> Record:  # fmt: skip
+    """Check a box read for races and return its record."""
     _check_box(partition, desc, at, loc, what)
     inside, _, _ = desc.window(at)
-    extra = {} if key is None else {"key": key}
-    record = partition.cta.launch.memory.access(
+    return partition.cta.launch.memory.access(
         desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,
-        write=False, proxy=proxy, **extra,
+        write=False, proxy=proxy, key=key,
     )  # fmt: skip
-    return record
 
 
 def tma_write(

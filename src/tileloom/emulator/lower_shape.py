@@ -186,7 +186,7 @@ def _histogram(op: Op, program: Program) -> Run:
     return run
 
 
-_FAST: dict[str, Callable[..., Any]] = {
+_FAST: dict[str, np.ufunc] = {
     "arith.addf": np.add, "arith.addi": np.add, "arith.maxnumf": np.fmax, "arith.minnumf": np.fmin,
     "arith.maximumf": np.maximum, "arith.minimumf": np.minimum, "arith.maxsi": np.maximum,
     "arith.minsi": np.minimum, "arith.mulf": np.multiply, "arith.muli": np.multiply,
@@ -217,7 +217,7 @@ def _vectorise(op: Op, program: Program) -> Callable[[Frame, list[Any], list[Any
     return combine
 
 
-def _fast_ufunc(op: Op) -> Callable[..., Any] | None:
+def _fast_ufunc(op: Op) -> np.ufunc | None:
     ops = op.regions[0][0].ops
     if len(op.operands) != 1 or len(ops) != 2:
         return None

@@ -60,7 +60,8 @@ def _dot(op: Op, program: Program) -> Run:
     def run(f: Frame) -> Wait | None:
         partition: Partition = f[0]
         cta = partition.cta
-        left, right, start = f[a], f[b], f[c]
+        left, right = f[a], f[b]
+        start: Any = f[c]
         use = True if use_slot is None else bool(f[use_slot])
         queue = partition.wgmma
         queue.issued += 1

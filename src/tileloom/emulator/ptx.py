@@ -284,7 +284,7 @@ class Lanes:
                     yield from ptx_effects.play(self, instruction)
                 else:
                     ptx_values.play(self, instruction)
-            if apart:
+            if group is not None:
                 at = np.where(group, target, at)
             else:
                 counter = target
@@ -310,14 +310,13 @@ class Lanes:
             raise self.fail("no such label", instruction)
         target = self.code.labels[label]
         taken = self.mask
-        if not apart and taken is None:
+        if taken is None:  # all lanes, together
             return target, False, at
         if not apart:
             at = np.full(self.count, counter + 1)
         elif group is not None:
             at = np.where(group, counter + 1, at)
-        at = np.where(taken, target, at) if taken is not None else np.where(group, target, at)
-        return target, True, at
+        return target, True, np.where(taken, target, at)
 
     def _turn(self, instruction: Instruction) -> Wait | None:
         """At a branch backwards: count steps, and let others act if the loop only looks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def run(
     sms: int = 132,
     max_steps: int = 20_000_000,
     read_before_write_fence: str = "warning",
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """Run every kernel launched inside the block on the emulator, on CPU tensors.
 
     Equivalent: the same launches on a Hopper GPU, with an adversary who decides when each copy and
