@@ -10,8 +10,9 @@ import numpy as np
 
 from tileloom.emulator import dtypes, ptx
 from tileloom.emulator.ir import Op, Type
-from tileloom.emulator.lower import NEST, PURE, Program, Run, lowers
+from tileloom.emulator.lower import NEST, PURE, STEP, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition, Wait
+from tileloom.emulator.ptx_effects import meet
 from tileloom.emulator.ptx_values import WORD
 from tileloom.emulator.report import UnsupportedKernelError
 
@@ -79,6 +80,9 @@ def _inline_asm(op: Op, program: Program) -> Run:
     pack = op.int_attr("packed_element", 1)
     results, types = op.results, op.result_types()
     sources = op.operand_types() if op.operands else []
+    plain = _plain_barrier(code, op)
+    if plain is not None:
+        return _lower_barrier(op, *plain)
     outputs, inputs = _constraints(op.attrs["constraints"].strip('"'), op)
     tensor = next((t for t in (*types, *sources) if t.kind == "tensor"), None)
     numel = int(np.prod(tensor.shape)) if tensor is not None else 1
@@ -138,6 +142,34 @@ def _inline_asm(op: Op, program: Program) -> Run:
         collect(f, lanes)
 
     return run
+
+
+def _lower_barrier(op: Op, verb: str, ident: int, count: int) -> Run:
+    """Lower text that is a named barrier and nothing else, without an interpreter."""
+    (d,) = op.results
+    op.kind = STEP
+
+    def run(f: Frame) -> Wait | None:
+        f[d] = 0
+        return meet(f[0], verb, ident, count, op.loc)
+
+    return run
+
+
+def _plain_barrier(code: ptx.Code, op: Op) -> tuple[str, int, int] | None:
+    """Recognise text that is one named barrier with literal operands: verb, number, count."""
+    barriers = [i for i in code.instructions if i.parts[0] in ("bar", "barrier")]
+    rest = [i for i in code.instructions if i.parts[0] not in ("bar", "barrier")]
+    if len(barriers) != 1 or barriers[0].predicate or len(op.results) != 1:
+        return None
+    (barrier,) = barriers
+    verb = barrier.parts[-1]
+    if barrier.parts[1:] not in (("sync",), ("arrive",)) or len(barrier.operands) != 2:
+        return None
+    quiet = all(i.name in ("mov.u32", "mov.b32") and i.operands == ("$0", "0") for i in rest)
+    if not quiet or not all(o.isdigit() for o in barrier.operands) or op.type.kind == "tensor":
+        return None
+    return verb, int(barrier.operands[0]), int(barrier.operands[1])
 
 
 def unknown_ptx(text: str) -> list[str]:

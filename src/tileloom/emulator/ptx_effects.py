@@ -10,6 +10,7 @@ import numpy as np
 
 from tileloom.emulator import dtypes, global_access
 from tileloom.emulator.barriers import NamedBarrier
+from tileloom.emulator.ir import Loc
 from tileloom.emulator.lower_async import wait_stores
 from tileloom.emulator.machine import Partition, Wait
 from tileloom.emulator.ptx import Instruction, Lanes
@@ -63,34 +64,49 @@ def _named_barrier(lanes: Lanes, i: Instruction) -> Steps:
         return
     if len(words_) != 1 or words_[0] not in ("sync", "arrive"):
         raise lanes.fail("only sync and arrive are known", i)
-    what = f"bar.{words_[0]}"
     ident = _number(lanes, i.operands[0], i)
     everyone = 32 * partition.cta.launch.program.module.num_warps
     count = _number(lanes, i.operands[1], i) if len(i.operands) > 1 else everyone
+    yield None
+    wait = meet(partition, words_[0], ident, count, lanes.loc)
+    if wait is not None:
+        yield wait
+
+
+def meet(partition: Partition, verb: str, ident: int, count: int, loc: Loc) -> Wait | None:
+    """Let a partition arrive at a named barrier, and wait there if the verb is ``sync``.
+
+    Args:
+        partition: Who arrives, with all its threads.
+        verb: ``sync`` or ``arrive``.
+        ident: The barrier's number.
+        count: The thread count that the instruction names.
+        loc: The statement.
+
+    Returns:
+        A wait if the others have not arrived yet.
+    """
+    what = f"bar.{verb} {ident}, {count}"
     if not 0 <= ident < NAMED_BARRIERS or count % 32 or count <= 0:
         partition.report(
             "barrier",
-            f"{what} {ident}, {count}: the barrier's number must be 0 to 15 and the count a "
-            f"multiple "
-            "of 32",
-            lanes.loc, what,
+            f"{what}: the barrier's number must be 0 to 15 and the count a multiple of 32",
+            loc, what,
         )  # fmt: skip
-        return
+        return None
     named = partition.cta.named.get(ident)
     if named is None:
         named = partition.cta.named[ident] = NamedBarrier(ident)
-    yield None
-    mine = named.arrive(partition, count, lanes.loc, f"{what} {ident}, {count}")
-    if words_[0] == "arrive":
-        return
-
-    def passed() -> bool:
-        return named.round > mine
-
-    if not passed():
-        text = f"{what} {ident}, {count}: "
-        yield Wait(passed, lambda: text + named.state(), lanes.loc)
-    named.acquire(partition)
+    mine = named.arrive(partition, count, loc, what)
+    if verb == "arrive":
+        return None
+    if named.round > mine:
+        named.acquire(partition)
+        return None
+    return Wait(
+        lambda: named.round > mine, lambda: f"{what}: {named.state()}", loc,
+        lambda: named.acquire(partition),
+    )  # fmt: skip
 
 
 def _fence(lanes: Lanes, i: Instruction) -> None:
