@@ -151,6 +151,7 @@ def test_cuda_devices_mean_the_cpu_inside_only():
         assert torch.cuda.get_device_capability() == (9, 0)
         assert torch.empty_like(x, device="cuda").shape == (2, 3)
         assert x.to("cuda", torch.float16).dtype == torch.float16
+        torch.manual_seed(0)
         start = torch.cuda.Event(enable_timing=True)
         start.record()
         with torch.cuda.stream(torch.cuda.Stream()):

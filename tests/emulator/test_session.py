@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tests.emulator import corpus, kernels, support
+from tests.emulator.cases.names import tma_load
 from tileloom import emulator
 from tileloom.emulator.session import Run
 from tileloom.target import CPU, target_of
@@ -352,3 +354,60 @@ def test_reports_as_data_and_annotations():
     assert json.loads(json.dumps(report.as_dict()))["kind"] == "out-of-bounds"
     assert report.github().startswith(f"::error file={kernels.__file__},line={report.line},title=")
     assert "\n" not in report.github()
+
+
+def test_infos_stand_in_the_reports_and_do_not_raise(tmp_path):
+    text = (support.CASES / "named_barriers.py").read_text()
+    fence = "    fence_async_shared()  # tileloom: harmless(its lack is reported as an info)\n"
+    last = "    if WG == 0:\n        named_barrier_sync(8, 256)"
+    assert fence in text
+    assert last in text
+    changed = text.replace(fence, "").replace(
+        last, "    if WG == 2:\n        named_barrier_sync(8, 256)"
+    )
+    with emulator.run() as run:
+        result, expected = support.load_text("named_barriers", changed, tmp_path).main()
+    assert support.close(result, expected)
+    assert {(r.kind, r.severity) for r in run.reports} == {("barrier", "info")}
+    messages = {r.message for r in run.reports}
+    assert (
+        "the program ends with 128 of 256 threads waiting to be met at named barrier 8" in messages
+    )
+    assert any("with no fence since its mbarrier.init" in m for m in messages)
+    assert run.errors == []
+
+
+def test_boxes_wholly_outside_are_infos():
+    with emulator.run() as run:
+        support.load_case("named_barriers").main(length=40)
+    assert {(r.kind, r.severity) for r in run.reports} == {("out-of-bounds", "info")}
+    assert "lies wholly outside of 'q_desc' with shape [1, 2, 40, 64]" in run.reports[0].message
+
+
+@gluon.jit
+def read_then_load(desc, out_ptr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    buf = gl.allocate_shared_memory(gl.float16, [64, 64], desc.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    fence_async_shared()
+    total = gl.zeros([64, 64], gl.float32, layout)
+    for i in range(2):
+        mbarrier.expect(bar, desc.block_type.nbytes)
+        tma_load(desc, [0, 0], bar, buf)
+        mbarrier.wait(bar, i)
+        total += buf.load(layout).to(gl.float32)
+    rows = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, layout)), 1)
+    cols = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, layout)), 0)
+    gl.store(out_ptr + rows * 64 + cols, total)
+
+
+@pytest.mark.parametrize("severity", ["warning", "info", "ignore", "error"])
+def test_a_read_before_an_asynchronous_write_without_a_fence(severity):
+    x, out = torch.randn(64, 64, dtype=torch.float16), torch.zeros(64, 64)
+    layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16)
+    with emulator.run(collect=True, read_before_write_fence=severity) as run:
+        read_then_load[(1,)](TensorDescriptor.from_tensor(x, [64, 64], layout), out)
+    assert torch.equal(out, 2 * x.float())
+    expected = [] if severity == "ignore" else [("proxy", severity)]
+    assert [(r.kind, r.severity) for r in run.reports] == expected

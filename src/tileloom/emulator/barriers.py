@@ -24,6 +24,7 @@ class Barrier:
         pending: Arrivals still missing in the current phase.
         tx: Bytes still missing in the current phase.
         phase: Completed phases.
+        fenced: Whether a fence is known to stand between its initialisation and the async proxy.
     """
 
     def __init__(self, name: str, count: int, key: int, loc: Loc, maker: Partition) -> None:
@@ -41,7 +42,7 @@ class Barrier:
         self.last_load = 0
         self.made_by = maker
         self.made_at = maker.clock[maker.key] + 1
-        self.waiters = 0
+        self.fenced = False
 
     def join(self, clock: Clock, fence: Clock) -> None:
         """Pass what an arriver knows on to later waiters."""

@@ -116,8 +116,8 @@ def cuda_on_cpu(target: Target) -> Generator[None]:
         "get_device_name": lambda device=None: target.name, "init": lambda: None,
         "set_device": lambda device: None, "current_stream": lambda device=None: stream,
         "stream": lambda stream: contextlib.nullcontext(), "Event": _Event, "Stream": _Stream,
-        "device": lambda device: contextlib.nullcontext(), "manual_seed": torch.manual_seed,
-        "manual_seed_all": torch.manual_seed, "memory_allocated": lambda device=None: 0,
+        "device": lambda device: contextlib.nullcontext(), "manual_seed": lambda seed: None,
+        "manual_seed_all": lambda seed: None, "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None,
     }  # fmt: skip

@@ -197,6 +197,7 @@ def _tma_load(op: Op, program: Program) -> Run:
         barrier = barrier_of(partition, view_of(f, bar), loc, "TMA load")
         if barrier is None:
             return
+        _check_init_fence(partition, barrier, loc)
         record = cta.launch.shared.access(
             view, partition, "TMA load", loc, write=True, proxy="async", key=barrier.key
         )
