@@ -165,9 +165,32 @@ def _proxy_fence(op: Op, program: Program) -> Run:
 
 
 @lowers(
-    "ttng.fence_mbarrier_init_release_cluster", "ttng.fence_mbarrier_init", "ttng.fence", kind=STEP,
-    attrs=["scope"], words=r"gpu|cta|sys|release|acquire|acq_rel",
-)  # fmt: skip
+    "ttng.fence_mbarrier_init_release_cluster", "ttng.fence_mbarrier_init", kind=STEP, words=r""
+)
+def _init_fence(op: Op, program: Program) -> Run:
+    def run(f: Frame) -> None:
+        for buffer in f[0].cta.buffers.values():
+            for barrier in buffer.bars.values():
+                barrier.fenced = True
+
+    return run
+
+
+def _check_init_fence(partition: Partition, barrier: Barrier, loc: Loc) -> None:
+    """Note an mbarrier that the TMA unit may meet before its initialisation."""
+    if barrier.fenced or not partition.cta.launch.shared.fences:
+        return
+    barrier.fenced = True
+    if partition.fence.get(barrier.made_by.key, 0) < barrier.made_at:
+        partition.report(
+            "barrier", f"mbarrier {barrier.name} is given to a TMA load with no fence since its "
+            "mbarrier.init", loc, "TMA load", severity="info",
+            other=Access(barrier.loc, "mbarrier.init", barrier.made_by.name, partition.cta.program),
+            hint="fence_async_shared() after the last mbarrier.init",
+        )  # fmt: skip
+
+
+@lowers("ttng.fence", kind=STEP, attrs=["scope"], words=r"gpu|cta|sys|release|acquire|acq_rel")
 def _other_fence(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         global_access.fence(f[0])
