@@ -18,7 +18,12 @@ HOPPER = [
         cases.problem_of(case.inputs()), H100
     )
 ]
-RUNS = [("late", "ttgir", 0), ("eager", "ttgir", 0), ("random", "ttgir", 1), ("random", "machine", 2)]
+RUNS = [
+    ("late", "ttgir", 0),
+    ("eager", "ttgir", 0),
+    ("random", "ttgir", 1),
+    ("random", "machine", 2),
+]
 
 
 def judged(case, config, schedule, level, seed):
