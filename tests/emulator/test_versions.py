@@ -12,7 +12,11 @@ import pytest
 from tests.launch.versions import OTHERS, triton_folder
 
 ROOT = Path(__file__).parents[2]
-CHOSEN = "silent and (late-ttgir or random-machine) or not_inlined or missing_compiler or test_attention_in"
+CHOSEN = (
+    "silent and (late-ttgir or random-machine) or not_inlined or missing_compiler "
+    "or test_attention_in"
+)
+FILES = ("tests/emulator/test_corpus.py", "tests/emulator/test_portable.py")
 
 # On 3.6.0 the compiler leaves a fence out: there is a test more, and none is skipped.
 PASSED = {"3.6.0": 20, "3.9.0": 19}
@@ -24,8 +28,7 @@ def test_cases_run_on_another_triton(version):
     if folder is None:
         pytest.skip(f"Triton {version} is not in .triton-versions; `make test` installs it")
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/emulator/test_corpus.py", "tests/emulator/test_portable.py",
-         "-q", "-k", CHOSEN, "-p", "no:cacheprovider", "-p", "no:xdist"],
+        [sys.executable, "-m", "pytest", *FILES, "-q", "-k", CHOSEN, "-p", "no:cacheprovider", "-p", "no:xdist"],
         cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip

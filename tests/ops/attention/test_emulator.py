@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.ops.attention import cases
 
 import tileloom
-from tests.ops.attention import cases
 from tileloom import emulator
 from tileloom.ops.attention.config import gluon_rule, triton_rule
 from tileloom.target import H100
