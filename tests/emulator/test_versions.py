@@ -28,7 +28,7 @@ def test_cases_run_on_another_triton(version):
     if folder is None:
         pytest.skip(f"Triton {version} is not in .triton-versions; `make test` installs it")
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", *FILES, "-q", "-k", CHOSEN, "-p", "no:cacheprovider", "-p", "no:xdist"],
+        [sys.executable, "-m", "pytest", *FILES, "-q", "-k", CHOSEN, "-p", "no:cacheprovider"],
         cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
