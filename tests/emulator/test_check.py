@@ -112,7 +112,8 @@ def test_command_line_exit_status_and_the_command_to_repeat(tmp_path, capsys):
     assert main(["check", str(bad), "--schedule", "random", "--seed", "5", "--level", "ttir"]) == 1
     text = capsys.readouterr().out
     assert (
-        f"again: tileloom check {bad} --schedule random --seed 5 --level ttir --arch sm_90a" in text
+        f"again: tileloom check {bad} --schedule random --seed 5 --level ttir --arch sm_90a --sms 4"
+        in text
     )
     assert main(["check", str(tmp_path / "none.py")]) == 1
     assert "there is no file" in capsys.readouterr().err
@@ -213,6 +214,33 @@ def test_every_mutant_of_a_large_case_is_noticed_or_harmless(case, tmp_path):
     verdicts = [judge(m, path, WAYS, tmp_path) for m in mutants(path.read_text())]
     assert [(v.mutant.line, v.mutant.change) for v in verdicts if not v.noticed] == []
     assert sum(v.outcome == "reported" for v in verdicts) > 0.8 * len(verdicts)
+
+
+def test_mutants_of_a_module_that_the_file_imports(tmp_path, monkeypatch, capsys):
+    library = tmp_path / "borrowed_kernels.py"
+    text = (CASE / "shared_exchange.py").read_text()
+    library.write_text(text[: text.index("def main(")])
+    driver = tmp_path / "driver.py"
+    driver.write_text(
+        "import borrowed_kernels, torch\n"
+        + text[text.index("def main(") :].replace(
+            "shared_exchange[", "borrowed_kernels.shared_exchange["
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    options = ["--schedule", "late", "--level", "ttgir", "--mutate", "--kernels", str(library)]
+    assert main(["check", str(driver), *options]) == 0
+    out = capsys.readouterr().out
+    assert "borrowed_kernels.py:14  removed wait" in out
+    assert out.strip().endswith("12 mutants, 0 that nobody notices")
+    assert main(["check", str(driver), "--schedule", "late", "--level", "ttgir"]) == 0
+
+
+def test_kernels_that_the_file_does_not_import_are_refused(tmp_path, capsys):
+    path = write(tmp_path, "module.py", MAIN)
+    options = ["--mutate", "--schedule", "late", "--level", "ttgir"]
+    assert main(["check", str(path), *options, "--kernels", str(CASE / "names.py") + "x"]) == 1
+    assert "is not a module that the checked file imports" in capsys.readouterr().err
 
 
 def test_an_unnoticed_mutant_fails_the_command_unless_it_is_marked(tmp_path, capsys):

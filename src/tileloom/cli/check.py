@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tileloom.emulator.check import Result, Setting
+    from tileloom.emulator.mutate import Verdict
 
 
 def add_parser(subparsers: Any) -> None:
@@ -40,7 +42,22 @@ def add_parser(subparsers: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--arch", default="sm_90a", choices=("sm_80", "sm_90", "sm_90a"))
     parser.add_argument(
+        "--sms",
+        type=int,
+        default=4,
+        metavar="N",
+        help="multiprocessors of the emulated card; few make persistent programs take several "
+        "tiles each (default 4)",
+    )
+    parser.add_argument(
         "--mutate", action="store_true", help="damage one synchronisation at a time"
+    )
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="with --mutate: damage the kernels of this module that FILE imports; may be repeated",
     )
     parser.add_argument(
         "--timeline", type=Path, metavar="JSON", help="write the first run's timeline"
@@ -65,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
     schedules = args.schedule or ["late", "eager", "random"]
     seeds = [args.seed] if args.seed is not None else list(range(args.seeds))
     levels = args.level or ["ttgir", "machine"]
-    ways = settings(schedules, seeds, levels, args.arch)
+    ways = settings(schedules, seeds, levels, args.arch, args.sms)
     if args.mutate:
-        return _mutate(path, ways)
+        return _mutate(path, ways, args.kernels or [None])
     result = check_file(path, ways, kernel=kernel or None, timeline=args.timeline)
     if args.json:
         _write_json(result, args.target)
@@ -113,7 +130,7 @@ def _write_json(result: Result, target: str) -> None:
     print()
 
 
-def _mutate(path: Path, ways: list[Setting]) -> int:
+def _mutate(path: Path, ways: list[Setting], files: Sequence[Path | None]) -> int:
     from tileloom.emulator.check import check_file
     from tileloom.emulator.mutate import mutate_file
 
@@ -122,14 +139,19 @@ def _mutate(path: Path, ways: list[Setting]) -> int:
         print("the file is not correct as it is; run `tileloom check` without --mutate first")
         return 1
     total = missed = 0
-    for verdict in mutate_file(path, ways):
-        total += 1
-        missed += not verdict.noticed
-        mutant = verdict.mutant
-        outcome = verdict.outcome if verdict.noticed else "UNNOTICED"
-        if mutant.harmless and verdict.outcome == "unnoticed":
-            outcome = f"harmless: {mutant.harmless}"
-        print(f"{path.name}:{mutant.line}  {mutant.change:34} {outcome} {verdict.detail}")
-        print(f"    {mutant.source}")
+    for kernels in files:
+        for verdict in mutate_file(path, ways, kernels):
+            total += 1
+            missed += not verdict.noticed
+            _write_verdict(verdict, (kernels or path).name)
     print(f"{total} mutants, {missed} that nobody notices")
     return 1 if missed else 0
+
+
+def _write_verdict(verdict: Verdict, name: str) -> None:
+    mutant = verdict.mutant
+    outcome = verdict.outcome if verdict.noticed else "UNNOTICED"
+    if mutant.harmless and verdict.outcome == "unnoticed":
+        outcome = f"harmless: {mutant.harmless}"
+    print(f"{name}:{mutant.line}  {mutant.change:34} {outcome} {verdict.detail}")
+    print(f"    {mutant.source}", flush=True)

@@ -27,13 +27,14 @@ class Setting:
     seed: int
     level: str
     arch: str = "sm_90a"
+    sms: int = 4
 
     def command(self, target: str) -> str:
         """Return the command that repeats exactly this run."""
         seed = f" --seed {self.seed}" if self.schedule == "random" else ""
         return (
             f"tileloom check {target} --schedule {self.schedule}{seed} --level {self.level}"
-            f" --arch {self.arch}"
+            f" --arch {self.arch} --sms {self.sms}"
         )
 
 
@@ -86,11 +87,24 @@ class Result:
 
 
 def settings(
-    schedules: Sequence[str], seeds: Sequence[int], levels: Sequence[str], arch: str = "sm_90a"
-) -> list[Setting]:
-    """Return all combinations; only the random schedule has seeds."""
+    schedules: Sequence[str], seeds: Sequence[int], levels: Sequence[str], arch: str = "sm_90a",
+    sms: int = 4,
+) -> list[Setting]:  # fmt: skip
+    """Return all combinations; only the random schedule has seeds.
+
+    Args:
+        schedules: Names of schedules.
+        seeds: Seeds of the random one.
+        levels: Names of levels.
+        arch: The architecture.
+        sms: Multiprocessors of the emulated card: few, so that persistent programs take several
+            tiles each.
+
+    Returns:
+        The settings, level by level.
+    """
     return [
-        Setting(schedule, seed, level, arch)
+        Setting(schedule, seed, level, arch, sms)
         for level in levels
         for schedule in schedules
         for seed in (seeds if schedule == "random" else (0,))
@@ -219,7 +233,7 @@ def _run_once(
 ) -> Run:
     with run(
         arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level, collect=True,
-        timeline=keep, max_steps=max_steps,
+        timeline=keep, max_steps=max_steps, sms=way.sms,
     ) as session, cuda_on_cpu(session.target):  # fmt: skip
         try:
             go()

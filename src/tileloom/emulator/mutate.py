@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tileloom.emulator.check import Setting, check_file
+from tileloom.emulator.replace import module_of, replaced
 
 _REMOVABLE = {
     "wait", "arrive", "expect", "init", "fence_async_shared", "store_wait", "warpgroup_mma_wait",
@@ -179,46 +180,58 @@ def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
         )
 
 
-def judge(mutant: Mutant, path: Path, ways: Sequence[Setting], folder: Path) -> Verdict:
+def judge(
+    mutant: Mutant, path: Path, ways: Sequence[Setting], folder: Path, kernels: Path | None = None
+) -> Verdict:
     """Run one mutant until somebody notices it.
 
     Args:
         mutant: The mutant.
-        path: The file it was made from; its folder stays importable.
+        path: The file that runs it; where `kernels` is None, the file it was made from as well.
         ways: Settings to try in turn.
         folder: Where to write the copy.
+        kernels: The library file it was made from, which `path` imports.
 
     Returns:
         What became of it.
     """
-    copy = folder / f"{path.stem}_line{mutant.line}_{abs(hash(mutant.text)) % 10**8}.py"
-    if path.name.startswith("test_"):
+    source = kernels or path
+    copy = folder / f"{source.stem}_line{mutant.line}_{abs(hash(mutant.text)) % 10**8}.py"
+    if kernels is None and path.name.startswith("test_"):
         copy = folder / f"test_{copy.name}"
     copy.write_text(mutant.text)
     for way in ways:
-        result = check_file(copy, [way], max_steps=2_000_000)
+        if kernels is None:
+            result = check_file(copy, [way], max_steps=2_000_000)
+        else:
+            with replaced(module_of(kernels), copy):
+                result = check_file(path, [way], max_steps=2_000_000)
         if result.errors:
             report = result.errors[0].report
             return Verdict(mutant, "reported", f"{report.kind} at line {report.line}")
         if result.failures:
-            last = result.failures[0][1].strip().splitlines()[-1]
-            outcome = (
-                "compile error" if "CompilationError" in result.failures[0][1] else "wrong result"
-            )
+            trace = result.failures[0][1]
+            last = trace.strip().splitlines()[-1]
+            outcome = "compile error" if "CompilationError" in trace else "wrong result"
             return Verdict(mutant, outcome, last[:120])
     return Verdict(mutant, "unnoticed")
 
 
-def mutate_file(path: Path, ways: Sequence[Setting]) -> Iterator[Verdict]:
+def mutate_file(
+    path: Path, ways: Sequence[Setting], kernels: Path | None = None
+) -> Generator[Verdict]:
     """Judge every mutant of a file.
 
     Args:
         path: A file that `check_file` can run.
         ways: Settings that each mutant is tried under, in turn.
+        kernels: Mutate this file, a module that `path` imports, and not `path` itself.
 
     Yields:
         A verdict for each mutant.
     """
+    if kernels is not None:
+        module_of(kernels)
     with tempfile.TemporaryDirectory(prefix="tileloom-mutants-") as folder:
-        for mutant in mutants(path.read_text()):
-            yield judge(mutant, path, ways, Path(folder))
+        for mutant in mutants((kernels or path).read_text()):
+            yield judge(mutant, path, ways, Path(folder), kernels)
