@@ -18,6 +18,7 @@ HOPPER = [
         cases.problem_of(case.inputs()), H100
     )
 ]
+SOME = [case for n, case in enumerate(HOPPER) if n % 6 == 0 or "contradiction" in case.id]
 RUNS = [
     ("late", "ttgir", 0),
     ("eager", "ttgir", 0),
@@ -38,7 +39,7 @@ def judged(case, config, schedule, level, seed):
 
 
 @pytest.mark.parametrize(("schedule", "level", "seed"), RUNS, ids=str)
-@pytest.mark.parametrize("case", HOPPER[::6], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", SOME, ids=lambda case: case.id)
 def test_hopper_kernel(case, schedule, level, seed):
     config = gluon_rule(cases.problem_of(case.inputs()))
     judged(case, config, schedule, level, seed)
