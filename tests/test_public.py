@@ -15,7 +15,7 @@ import tileloom
 ROOT = Path(__file__).parent.parent
 
 GOLDEN = {
-    "tileloom": ["__version__", "attention", "errors", "knobs", "masks", "testing"],
+    "tileloom": ["__version__", "attention", "emulator", "errors", "knobs", "masks", "testing"],
     "tileloom.testing": [
         "AccuracyError",
         "AccuracyReport",

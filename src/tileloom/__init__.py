@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileloom import errors, knobs, testing
+    from tileloom import emulator, errors, knobs, testing
     from tileloom.ops.attention import masks
     from tileloom.ops.attention.api import attention
 
@@ -19,12 +19,13 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "attention": "tileloom.ops.attention.api:attention",
     "masks": "tileloom.ops.attention.masks",
+    "emulator": "tileloom.emulator",
     "errors": "tileloom.errors",
     "knobs": "tileloom.knobs",
     "testing": "tileloom.testing",
 }
 
-__all__ = ["__version__", "attention", "errors", "knobs", "masks", "testing"]
+__all__ = ["__version__", "attention", "emulator", "errors", "knobs", "masks", "testing"]
 
 
 def __getattr__(name: str) -> Any:
