@@ -2,7 +2,7 @@
 
 `register` gives transformers an attention of the name "tileloom", and the masks it takes. Here a
 small decoder with random weights and grouped heads reads a padded batch and goes on writing;
-`tileloom demo` does it with a real model. Install transformers by `pip install 'tileloom[hf]'`.
+`tileloom demo` does it with a real model. Install transformers by `pip install '.[hf]'`.
 """
 
 import torch

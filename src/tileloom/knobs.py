@@ -99,7 +99,7 @@ def get(name: str) -> Any:
         return knob.default()
     try:
         return knob.read(text)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # of expanduser: there is no such user
         raise KnobError(
             f"knobs: {knob.variable}={text!r} cannot be read; it must be {error}. "
             f"Try: unset {knob.variable}, or give it such a value."

@@ -75,7 +75,7 @@ def tiny_demo(tmp_path, monkeypatch):
     def compile_rows(pairs, *, seconds, on_result):
         assert {arch for _, arch in pairs} == {"sm_90"}
         gluon = [spec.gluon for spec, _ in pairs]
-        assert gluon == sorted(gluon, reverse=True)  # the Hopper kernels come first
+        assert gluon[:6] == [True, False] * 3  # Hopper and portable kernels in turn
         return rows, "3.7.1", 5
 
     monkeypatch.setattr(compiled, "compile_rows", compile_rows)

@@ -389,5 +389,7 @@ def test_nothing_is_imported_or_registered_at_import():
 
 def test_missing_transformers_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"transformers 5 or later.*pip install 'tileloom\[hf\]'"):
+    with pytest.raises(
+        ImportError, match=r"transformers 5 or later.*pip install 'transformers>=5'"
+    ):
         hf_attention.register()

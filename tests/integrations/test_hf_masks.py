@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import masking_utils as hf
 
-from tileloom.errors import OptionError
+from tileloom import masks
+from tileloom.errors import OptionError, UnsupportedError
 from tileloom.integrations.hf_masks import LazyMask, band_of, make_mask, place_band
 
 FUNCTIONS = {
@@ -175,3 +176,12 @@ def test_values_are_not_read_while_a_graph_is_traced():
         mask = make_mask("auto", options(FUNCTIONS["full"], PLACES["prefill"], attention_mask))
         assert not isinstance(mask, LazyMask)
         assert mask.shape == (2, 1, 7, 7)
+
+
+def test_writing_into_a_lazy_mask_is_refused():
+    """Attention would not see what is written, so nobody may believe it does."""
+    ones = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    mask = LazyMask.of(masks.causal(), ones.clone, (1, 1, 4, 4), torch.device("cpu"))
+    with pytest.raises(UnsupportedError, match="in place"):
+        mask.fill_(False)
+    assert not mask.clone().fill_(False).any()

@@ -252,8 +252,8 @@ def test_no_process_is_left_when_the_caller_stops():
     ("options", "said"),
     [
         ({"workers": 0}, "workers is 0; it must be at least 1"),
-        ({"timeout_s": 0}, "timeout_s is 0; it must be a positive number"),
-        ({"timeout_s": float("nan")}, "timeout_s is nan; it must be a positive number"),
+        ({"timeout_s": 0}, "timeout_s is 0; it must be a number of seconds"),
+        ({"timeout_s": float("nan")}, "timeout_s is nan; it must be a number of seconds"),
     ],
 )
 def test_options_out_of_range(options, said):

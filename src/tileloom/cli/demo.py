@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import os
 import platform
 import time
@@ -59,9 +60,15 @@ def add_parser(subparsers: Any) -> None:
     add("--out", type=Path, default=Path("tileloom-demo"), metavar="FOLDER",
         help="where to write report.html; default: tileloom-demo")  # fmt: skip
     add("--query", action="append", metavar="TEXT", help="search for this; may be repeated")
-    add("--texts", type=int, default=80, metavar="N", help="passages to embed; default 80")
-    add("--compile-seconds", type=float, default=45.0, metavar="S",
-        help="begin no kernel after this time; 0 compiles none; default 45")  # fmt: skip
+    add(
+        "--texts",
+        type=int,
+        default=80,
+        metavar="N",
+        help="passages to embed, at least 8; default 80",
+    )
+    add("--compile-seconds", type=float, default=20.0, metavar="S",
+        help="begin no round of kernels after this time; 0 compiles none; default 20")  # fmt: skip
     parser.set_defaults(run=run)
 
 
@@ -127,6 +134,11 @@ def run(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     if args.texts < 8:
         raise OptionError(f"demo: --texts is {args.texts}; it must be at least 8.")
+    if args.out.exists() and not args.out.is_dir():
+        raise OptionError(
+            f"demo: --out is {args.out}, which is a file; it must be a folder, or not exist yet. "
+            "Try: --out tileloom-demo."
+        )
     job = _prepare(args)
     with register():
         vectors = [_embed(job, dtype) for dtype in job.dtypes]
@@ -313,8 +325,10 @@ def _compile(job: _Job) -> None:
     from tileloom.cli.inspect import pairs_of, shipped_specs
     from tileloom.report.compiled import compile_rows
 
-    # The Hopper kernels first: the time may not be enough for all.
-    specs = sorted(shipped_specs().values(), key=lambda spec: not spec.gluon)
+    # Hopper and portable kernels in turn: the time may not be enough for all.
+    every = [spec for spec in shipped_specs().values() if "sm_90" in spec.archs]
+    both = ([s for s in every if s.gluon], [s for s in every if not s.gluon])
+    specs = [spec for pair in itertools.zip_longest(*both) for spec in pair if spec is not None]
     pairs = pairs_of(specs, ["sm_90"])
     with job.steps("compiling the kernels for sm_90") as say:
         results: list[CompileResult] = []

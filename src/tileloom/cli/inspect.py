@@ -170,7 +170,7 @@ def table(pairs: Sequence[tuple[KernelSpec, str]], results: Sequence[CompileResu
         padding=(0, 2, 0, 0),
         header_style="bold underline",
     )
-    made.add_column("kernel", overflow="fold")
+    made.add_column("kernel", overflow="fold", min_width=24)
     made.add_column("arch", no_wrap=True)
     for name in ("regs", "spills", "shared", "stages", "warps", "blocks", "compile"):
         made.add_column(name, justify="right", no_wrap=True)

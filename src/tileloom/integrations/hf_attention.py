@@ -192,7 +192,7 @@ def interfaces() -> tuple[dict[str, Any], dict[str, Any]]:
     except ImportError as error:
         raise MissingTransformersError(
             f"register: transformers 5 or later is needed, and importing it failed: {error}. "
-            "Try: pip install 'tileloom[hf]'."
+            "Try: pip install 'transformers>=5'."
         ) from error
     return AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
 
@@ -259,6 +259,9 @@ def attention_forward(
         mask = _implied(who, query, key, is_causal, sliding_window)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
+    if torch.is_autocast_enabled(query.device.type):  # as SDPA does, which autocast knows
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = (t.to(dtype) for t in (query, key, value))
     out = attention(query, key, value, mask=mask, bias=bias, scale=scaling)
     assert isinstance(out, torch.Tensor), "the log-sum-exp was not asked for"
     return out.transpose(1, 2).contiguous(), None

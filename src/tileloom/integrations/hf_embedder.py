@@ -66,7 +66,7 @@ def check_folder(folder: Path) -> None:
         )
     wanted = {
         "config.json": ("config.json",),
-        "a tokenizer (tokenizer.json or vocab.txt)": _TOKENIZER,
+        "tokenizer (tokenizer.json or vocab.txt)": _TOKENIZER,
         "weights (*.safetensors)": _WEIGHTS,
     }
     missing = [
@@ -161,7 +161,7 @@ class Embedder:
         except ImportError as error:
             raise MissingTransformersError(
                 f"demo: transformers 5 or later is needed, and importing it failed: {error}. "
-                "Try: pip install 'tileloom[hf]'."
+                "Try: pip install 'transformers>=5'."
             ) from error
         try:
             with _quiet():

@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tileloom import log
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, UnsupportedError
 from tileloom.ops.attention import masks
 from tileloom.ops.attention.masks import Band, Mask
 
@@ -80,7 +80,16 @@ class LazyMask(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run any operation on the written-out mask."""
+        """Run any operation on the written-out mask; refuse to write into it.
+
+        Raises:
+            UnsupportedError: If the operation writes into the mask: attention would not see it.
+        """
+        if func._schema.is_mutable and args and isinstance(args[0], LazyMask):
+            raise UnsupportedError(
+                f"LazyMask: {func} writes into a mask of tileloom in place, which attention would "
+                "not see. Try: mask = mask.clone() before writing, and pass that on."
+            )
         args, kwargs = pytree.tree_map_only(LazyMask, LazyMask.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 

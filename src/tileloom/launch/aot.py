@@ -374,9 +374,10 @@ def compile_in_workers(
             f"compile: workers is {workers}; it must be at least 1, or None for one a core. "
             "Try: workers=None."
         )
-    if not timeout_s > 0:
+    if not 0 < timeout_s <= 1e6:
         raise OptionError(
-            f"compile: timeout_s is {timeout_s}; it must be a positive number of seconds. Try: 120."
+            f"compile: timeout_s is {timeout_s}; it must be a number of seconds, above 0 and at "
+            "most a million. Try: 120."
         )
     jobs = [(spec, normal_arch(arch)) for spec, arch in pairs]
     with tempfile.TemporaryDirectory(prefix="tileloom-aot-") as fresh:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from tileloom import knobs, log
 from tileloom.errors import GradientError
@@ -70,6 +71,12 @@ def _warn_once(text: str) -> None:
     warnings.warn(text, PerformanceWarning, stacklevel=4)
 
 
+@functools.cache
+def _configure_logs() -> None:
+    """Obey `TILELOOM_LOGS` from the first decision on, in scripts as on the command line."""
+    log.configure(knobs.get("log.levels"))
+
+
 def announce(choice: Choice, *, slower_than: str | None = None) -> None:
     """Make a dispatch decision visible: to `record_choices`, the log, and as a warning if slow.
 
@@ -79,6 +86,7 @@ def announce(choice: Choice, *, slower_than: str | None = None) -> None:
     """
     for made in _records.get():
         made.append(choice)
+    _configure_logs()
     _log.info("%s: %s by %s: %s", choice.op, choice.backend, choice.source, choice.config)
     if slower_than is not None and knobs.get("dispatch.warn"):
         why = "; ".join(choice.refused[slower_than])
@@ -137,7 +145,10 @@ def register(
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:
-    """Whether grad mode is on and one of the tensors requires a gradient."""
-    return torch.is_grad_enabled() and any(
-        isinstance(t, torch.Tensor) and t.requires_grad for t in tensors
-    )
+    """Whether one of the tensors asks for a gradient, or carries a forward-mode tangent."""
+    given = [t for t in tensors if isinstance(t, torch.Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return True
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in given)

@@ -46,7 +46,7 @@ def compile_rows(
         while done < len(pairs) and (done == 0 or time.perf_counter() - started < seconds):
             # Starting workers costs seconds (they import Triton), so few and large rounds; but a
             # round cannot be stopped, so none that would take all of the time.
-            some = pairs[done : done + 5 * workers]
+            some = pairs[done : done + 3 * workers]
             results = compile_in_workers(
                 some, workers=workers, cache_dir=Path(cache), on_result=on_result
             )

@@ -16,10 +16,16 @@ from tileloom.errors import (
 )
 from tileloom.ops._op import needs_gradient
 from tileloom.ops.attention.autograd import NO_GRADIENT, attention_fwd
-from tileloom.ops.attention.config import AttentionConfig
+from tileloom.ops.attention.config import (
+    AttentionConfig,
+    GluonSm90Config,
+    ReferenceConfig,
+    TritonConfig,
+)
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
 
-_CONFIGS = ("ReferenceConfig", "TritonConfig", "GluonSm90Config")
+_LARGEST = 3.4028234663852886e38  # of float32, the precision of the softmax
+_CONFIGS = (ReferenceConfig, TritonConfig, GluonSm90Config)
 
 
 def attention(
@@ -74,7 +80,8 @@ def attention(
         ConfigError: If `config` cannot run the problem; it lists the reasons.
         UnsupportedError: If no backend can; it lists the reasons of each.
 
-    Memory: the outputs; the reference backend three tensors `[B, Hq, Lq, Lk]` more.
+    Memory: the outputs, and a copy of `[B]` integers where key lengths are not contiguous; the
+        reference backend three tensors `[B, Hq, Lq, Lk]` more.
     Determinism: bitwise repeatable in every backend on a GPU.
     Gradients: none yet; `attention_reference` is differentiable.
     Hardware: fast on Hopper (sm_90); portable kernel from sm_80 on; the CPU by the reference.
@@ -85,6 +92,8 @@ def attention(
         >>> attention(q, k, v, is_causal=True).shape
         torch.Size([1, 2, 16, 32])
     """
+    if not isinstance(is_causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"attention: is_causal is {is_causal!r}; it must be True or False.")
     shown = _resolve_mask(mask, is_causal)
     _check_tensors(q, k, v)
     _check_extras(q, k, shown, bias)
@@ -145,6 +154,12 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             raise DtypeError(
                 f"attention: {name} is a {type(t).__name__}; it must be a torch.Tensor."
             )
+        if t.layout is not torch.strided or t.is_nested:
+            kind = "nested" if t.is_nested else t.layout
+            raise DtypeError(
+                f"attention: {name} is a {kind} tensor; supported: "
+                f"dense strided tensors. Try: {name}.to_dense(), or masks.key_lengths for lengths."
+            )
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise _shape_error(
@@ -196,7 +211,12 @@ def _broadcasts(shape: torch.Size, full: tuple[int, ...]) -> bool:
 
 def _check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Tensor | None) -> None:
     full = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    if bias is not None and not bias.dtype.is_floating_point:
+    if bias is not None and not isinstance(bias, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DtypeError(
+            f"attention: bias is a {type(bias).__name__}; it must be a torch.Tensor or None. "
+            "Try: torch.as_tensor(bias)."
+        )
+    if bias is not None and (not bias.dtype.is_floating_point or bias.dtype.itemsize < 2):
         hint = "pass it as mask=" if bias.dtype is torch.bool else "bias.to(q.dtype)"
         raise DtypeError(
             f"attention: bias has dtype {bias.dtype}; supported: torch.float16, torch.bfloat16, "
@@ -204,8 +224,12 @@ def _check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Ten
         )
     for name, t in (("mask", shown.visible), ("bias", bias)):
         if t is not None and not _broadcasts(t.shape, full):
-            remedy = f"{name}[:, None] when it lacks the heads"
-            if t.dim() > 4:
+            remedy = f"give {name} four dimensions, of size 1 where it is the same for all"
+            if t.dim() == 2 and tuple(t.shape) == (full[0], full[3]):
+                remedy = f"{name}[:, None, None] for one row of keys for each sequence"
+            elif t.dim() == 3 and t.shape[0] == full[0]:
+                remedy = f"{name}[:, None] when it lacks the heads"
+            elif t.dim() > 4:
                 remedy = (
                     f"{name}.flatten(0, {t.dim() - 4}) when the batch is spread over dimensions"
                 )
@@ -234,8 +258,8 @@ def _check_options(
     scores: object,
     config: AttentionConfig | None,
 ) -> float:
-    if not 0.0 <= dropout_p <= 1.0:
-        raise OptionError(f"attention: dropout_p is {dropout_p}; it must be in 0.0 .. 1.0.")
+    if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"attention: dropout_p is {dropout_p!r}; it must be in 0.0 .. 1.0.")
     if dropout_p:
         raise UnsupportedError(
             f"attention: dropout_p is {dropout_p}; no backend has dropout yet, only 0.0 is "
@@ -246,16 +270,18 @@ def _check_options(
             f"attention: scores is {scores!r}; no backend changes the scores yet, only None is "
             "accepted. Try: express it as bias=."
         )
-    if config is not None and type(config).__name__ not in _CONFIGS:
+    if config is not None and not isinstance(config, _CONFIGS):
         raise OptionError(
             f"attention: config is a {type(config).__name__}; it must be one of "
-            f"{', '.join(_CONFIGS)}, or None."
+            "ReferenceConfig, TritonConfig, GluonSm90Config, or None."
         )
     if scale is None:
         return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
-    if isinstance(scale, torch.Tensor) or not math.isfinite(scale):
+    if isinstance(scale, torch.SymFloat):  # under torch.compile: known when it runs
+        return scale  # pyright: ignore[reportReturnType]
+    if not isinstance(scale, (int, float)) or not abs(scale) <= _LARGEST:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
-            f"attention: scale is {scale!r}; it must be a finite number. Try: scale=None for "
-            "1 / sqrt(D)."
+            f"attention: scale is {scale!r}; it must be a finite Python number. Try: "
+            "scale=None for 1 / sqrt(D), or scale.item()."
         )
     return float(scale)

@@ -7,7 +7,7 @@ texts alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -155,7 +155,7 @@ class GluonSm90Config:
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why: list[str] = []
+        why = self._faults(padded_head_dim(problem.head_dim))
         if target.kind == "cpu":
             why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
         elif target.capability != (9, 0):
@@ -188,6 +188,24 @@ class GluonSm90Config:
                 f"{target.name} has {target.smem}"
             )
         return tuple(why)
+
+    def _faults(self, width: int) -> list[str]:
+        """What is wrong with the config itself, for tiles of `width` columns."""
+        why: list[str] = []
+        if self.consumers not in (2, 3):
+            why.append(f"consumers is {self.consumers}, not 2 or 3")
+        if self.block_n not in (32, 64, 128):
+            why.append(f"block_n is {self.block_n}, not 32, 64 or 128")
+        if self.stages < 1:
+            why.append(f"stages is {self.stages}, not at least 1")
+        if self.store not in ("tma", "registers"):
+            why.append(f"store is {self.store!r}, not 'tma' or 'registers'")
+        elif self.store == "registers" and width < 32:
+            why.append(f"store is 'registers', which needs 32 columns, and the tile has {width}")
+        most = 480 // max(self.consumers, 2) // 8 * 8  # of 512 a lane of the SM, 32 the producer's
+        if self.registers % 8 or not 24 <= self.registers <= most:
+            why.append(f"registers is {self.registers}, not a multiple of 8 in 24..{most}")
+        return why
 
 
 AttentionConfig = ReferenceConfig | TritonConfig | GluonSm90Config
@@ -240,7 +258,7 @@ def decode(text: str) -> AttentionConfig | None:
     if backend == "triton":
         return TritonConfig(*(int(f) for f in fields))
     if backend == "gluon_sm90":
-        store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
+        store: Any = fields[3]
         consumers, block_n, stages = (int(f) for f in fields[:3])
         return GluonSm90Config(consumers, block_n, stages, store, int(fields[4]), fields[5] == "1")
     return ReferenceConfig() if backend == "reference" else None

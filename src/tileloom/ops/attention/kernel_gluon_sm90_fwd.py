@@ -468,19 +468,20 @@ def launch_attention_fwd(
     group = problem.heads_q // problem.heads_kv
     kv_bytes = 4 * problem.len_k * problem.head_dim
     section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
-    store_tma = config.store == "tma"
+    lengths = None if key_lengths is None else key_lengths.contiguous()  # taken without a stride
     stride_b, stride_h, stride_l, _ = out.stride()
     programs = min(tiles * heads, target_of(q).sms)
     attention_fwd_kernel[(programs,)](
         _descriptor(q, 64, width),
         _descriptor(k, config.block_n, width),
         _descriptor(v, config.block_n, width),
-        _descriptor(out, 64, width) if store_tma else None,
+        _descriptor(out, 64, width) if config.store == "tma" else None,
         out,
         lse,
-        key_lengths,
+        lengths,
         q.new_zeros(1, dtype=torch.int32) if is_dynamic(problem) else None,
-        problem.scale * math.log2(math.e),
+        # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
+        max(problem.scale, 2.0**-120) * math.log2(math.e),
         problem.heads_q,
         group,
         problem.len_q,

@@ -23,6 +23,7 @@ from tileloom.errors import DtypeError, OptionError, ShapeError
 
 Anchor = Literal["top_left", "bottom_right"]
 Bound = int | None
+_FAR = 2**62  # beyond every length, and still an int64
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,12 @@ class Mask:
     visible: torch.Tensor | None = None
 
     def __and__(self, other: Mask | torch.Tensor) -> Mask:
-        """Return the mask of the keys that both masks show."""
+        """Return the mask of the keys that both masks show.
+
+        Inside `torch.compile(fullgraph=True)` write `masks.dense(tensor)` for a tensor.
+        """
+        if not isinstance(other, (Mask, torch.Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            return NotImplemented
         if isinstance(other, torch.Tensor):
             other = dense(other)
         a, b = self.band, other.band
@@ -131,6 +137,10 @@ class Mask:
         if device is None:
             own = self.lengths if self.lengths is not None else self.visible
             device = own.device if own is not None else "cpu"
+        if self.band.is_unbounded and self.lengths is None:
+            everything = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+            everything = everything.expand(1, 1, len_q, len_k)
+            return everything if self.visible is None else everything & self.visible.to(device)
         rows = torch.arange(len_q, device=device)[:, None]
         cols = torch.arange(len_k, device=device)[None, :]
         if self.lengths is None:
@@ -148,6 +158,14 @@ def _anchor(name: str, anchor: str) -> None:
     if anchor not in ("top_left", "bottom_right"):
         raise OptionError(
             f"masks.{name}: anchor is {anchor!r}; it must be 'top_left' or 'bottom_right'."
+        )
+
+
+def _tensor(function: str, name: str, given: object) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise DtypeError(
+            f"masks.{function}: {name} is a {type(given).__name__}; it must be a torch.Tensor. "
+            f"Try: torch.tensor({name})."
         )
 
 
@@ -192,6 +210,7 @@ def window(left: int | None, right: int | None, *, anchor: Anchor = "top_left") 
                 f"masks.window: {name} is {bound!r}; it must be an int >= 0, or None for "
                 f"'no bound'. Try: {name}=None where other libraries take -1."
             )
+    left, right = (b if b is None else min(b, _FAR) for b in (left, right))
     if anchor == "top_left":
         return Mask(Band(left_top=left, right_top=right))
     return Mask(Band(left_bottom=left, right_bottom=right))
@@ -211,6 +230,7 @@ def key_lengths(lengths: torch.Tensor) -> Mask:
         ShapeError: If it is not one-dimensional.
         DtypeError: If it is not int32 or int64.
     """
+    _tensor("key_lengths", "lengths", lengths)
     if lengths.dim() != 1:
         raise ShapeError(
             f"masks.key_lengths: lengths has shape {tuple(lengths.shape)}; it must be [B], one "
@@ -236,6 +256,7 @@ def dense(visible: torch.Tensor) -> Mask:
     Raises:
         DtypeError: If the tensor is not bool.
     """
+    _tensor("dense", "visible", visible)
     if visible.dtype is not torch.bool:
         raise DtypeError(
             f"masks.dense: visible has dtype {visible.dtype}; supported: torch.bool (True = "
