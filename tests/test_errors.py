@@ -11,6 +11,7 @@ BUILTIN = {
     "DtypeError": TypeError,
     "DeviceError": ValueError,
     "OptionError": ValueError,
+    "UnknownOptionError": TypeError,
     "UnsupportedError": NotImplementedError,
     "ConfigError": ValueError,
     "GradientError": NotImplementedError,

@@ -29,6 +29,10 @@ class OptionError(TileloomError, ValueError):
     """An option has a value outside its range, or options contradict each other."""
 
 
+class UnknownOptionError(TileloomError, TypeError):
+    """A keyword argument that the function does not have; the text names the nearest one."""
+
+
 class UnsupportedError(TileloomError, NotImplementedError):
     """No backend takes the problem; the text says for each one why."""
 

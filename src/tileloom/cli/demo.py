@@ -67,8 +67,8 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="passages to embed, at least 8; default 80",
     )
-    add("--compile-seconds", type=float, default=20.0, metavar="S",
-        help="begin no round of kernels after this time; 0 compiles none; default 20")  # fmt: skip
+    add("--compile-seconds", type=float, default=45.0, metavar="S",
+        help="begin no round of kernels after this time; 0 compiles none; default 45")  # fmt: skip
     parser.set_defaults(run=run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 
 import torch
@@ -12,6 +13,7 @@ from tileloom.errors import (
     GradientError,
     OptionError,
     ShapeError,
+    UnknownOptionError,
     UnsupportedError,
 )
 from tileloom.ops._op import needs_gradient
@@ -24,6 +26,15 @@ from tileloom.ops.attention.config import (
 )
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
 
+_OPTIONS = ("mask", "bias", "is_causal", "scale", "dropout_p", "scores", "return_lse", "config")
+_ELSEWHERE = {  # what other libraries call it
+    "attn_mask": "mask= for bools, bias= for numbers",
+    "attn_bias": "bias=",
+    "enable_gqa": "leaving it out: grouped heads always work",
+    "causal": "is_causal=",
+    "softmax_scale": "scale=",
+    "window_size": "mask=tileloom.masks.window(left, right)",
+}
 _LARGEST = 3.4028234663852886e38  # of float32, the precision of the softmax
 _CONFIGS = (ReferenceConfig, TritonConfig, GluonSm90Config)
 
@@ -41,6 +52,7 @@ def attention(
     scores: None = None,
     return_lse: bool = False,
     config: AttentionConfig | None = None,
+    **unknown: object,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute softmax attention of queries over keys and values.
 
@@ -64,6 +76,7 @@ def attention(
         return_lse: Whether to return the log-sum-exp of each row as well.
         config: Forces a backend: a `ReferenceConfig`, `TritonConfig` or `GluonSm90Config` of
             `tileloom.ops.attention.config`. Default: the fastest that takes the problem.
+        unknown: Any other keyword is refused with the nearest option.
 
     Returns:
         Output `[B, Hq, Lq, Dv]` in q's dtype; it lies in memory in q's order of dimensions
@@ -76,6 +89,7 @@ def attention(
         DtypeError: If dtypes differ or are not supported.
         DeviceError: If the tensors lie on different devices.
         OptionError: If an option is out of range.
+        UnknownOptionError: If there is no such option.
         GradientError: If a gradient is asked for: the backward is not there yet.
         ConfigError: If `config` cannot run the problem; it lists the reasons.
         UnsupportedError: If no backend can; it lists the reasons of each.
@@ -92,6 +106,8 @@ def attention(
         >>> attention(q, k, v, is_causal=True).shape
         torch.Size([1, 2, 16, 32])
     """
+    if unknown:
+        raise UnknownOptionError(_unknown_option(next(iter(unknown))))
     if not isinstance(is_causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"attention: is_causal is {is_causal!r}; it must be True or False.")
     shown = _resolve_mask(mask, is_causal)
@@ -116,6 +132,14 @@ def attention(
         "" if config is None else config.encode(),
     )
     return (out, lse) if return_lse else out
+
+
+def _unknown_option(name: str) -> str:
+    remedy = _ELSEWHERE.get(name)
+    if remedy is None:
+        near = difflib.get_close_matches(name, _OPTIONS, n=1)
+        remedy = f"{near[0]}=" if near else "one of these"
+    return f"attention: there is no option '{name}'; options: {', '.join(_OPTIONS)}. Try: {remedy}."
 
 
 def _resolve_mask(mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:
