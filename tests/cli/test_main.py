@@ -144,7 +144,12 @@ def test_a_reader_that_goes_away(tree):
 
 
 def test_ctrl_c(tree):
-    process = tree("bench", "wait")
+    # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = tree("bench", "wait")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stdout.readline() == "waiting\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)

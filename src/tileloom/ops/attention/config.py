@@ -7,7 +7,7 @@ texts alike.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -258,7 +258,11 @@ def decode(text: str) -> AttentionConfig | None:
     if backend == "triton":
         return TritonConfig(*(int(f) for f in fields))
     if backend == "gluon_sm90":
-        store: Any = fields[3]
+        if fields[3] not in ("tma", "registers"):
+            raise ValueError(
+                f"attention: {text!r} is the text of no config: store is {fields[3]!r}"
+            )
+        store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
         consumers, block_n, stages = (int(f) for f in fields[:3])
         return GluonSm90Config(consumers, block_n, stages, store, int(fields[4]), fields[5] == "1")
     return ReferenceConfig() if backend == "reference" else None
