@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 import tileloom
 from tileloom import emulator, masks
-from tileloom.errors import DtypeError, GradientError, OptionError, ShapeError
+from tileloom.errors import ConfigError, DtypeError, GradientError, OptionError, ShapeError
 from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.reference import attention_reference
 from tileloom.target import H100
@@ -134,6 +134,11 @@ def test_a_config_that_cannot_be_says_why(config, words):
     q, k, v = some(torch.float16)
     problem = cases.problem_of(cases.Inputs(q, k, v, {}))
     assert any(words in reason for reason in config.reasons_against(problem, H100))
+
+
+def test_a_store_that_nobody_has_is_a_config_error():
+    with pytest.raises(ConfigError, match="has store 'bogus'"):
+        tileloom.attention(*some(torch.float16), config=GluonSm90Config(store="bogus"))
 
 
 def test_a_scale_may_change_under_compile():

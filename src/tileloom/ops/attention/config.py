@@ -259,8 +259,9 @@ def decode(text: str) -> AttentionConfig | None:
         return TritonConfig(*(int(f) for f in fields))
     if backend == "gluon_sm90":
         if fields[3] not in ("tma", "registers"):
-            raise ValueError(
-                f"attention: {text!r} is the text of no config: store is {fields[3]!r}"
+            raise ConfigError(
+                f"attention: config {text!r} has store {fields[3]!r}; it must be 'tma' or "
+                "'registers'. Try: config=None."
             )
         store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
         consumers, block_n, stages = (int(f) for f in fields[:3])
