@@ -310,9 +310,3 @@ def _communicates(op: Op) -> bool:
     return op.name == "tt.elementwise_inline_asm" and any(
         _TALKING_PTX.search(s) for s in op.strings[:1]
     )
-
-
-def first_loc(blocks: list[Block], loc: Loc) -> Loc:
-    """Return the place of the first operation of a region that has one inside a called function."""
-    found = (op.loc for op in walk(blocks) if op.loc.line)
-    return next(found, loc)

@@ -35,7 +35,7 @@ _ELSEWHERE = {  # what other libraries call it
     "softmax_scale": "scale=",
     "window_size": "mask=tileloom.masks.window(left, right)",
 }
-_LARGEST = 3.4028234663852886e38  # of float32, the precision of the softmax
+_LARGEST = torch.finfo(torch.float32).max  # the precision of the softmax
 _CONFIGS = (ReferenceConfig, TritonConfig, GluonSm90Config)
 
 

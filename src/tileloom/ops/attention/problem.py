@@ -51,9 +51,3 @@ class AttentionProblem:
     def is_empty(self) -> bool:
         """Whether the output has no element, or no key is there to be seen."""
         return 0 in (self.batch, self.heads_q, self.len_q, self.len_k)
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of QK^T and PV without any mask."""
-        per_score = 2 * (self.head_dim + self.head_dim_v)
-        return self.batch * self.heads_q * self.len_q * self.len_k * per_score
