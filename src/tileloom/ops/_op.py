@@ -6,12 +6,15 @@ import contextlib
 import contextvars
 import functools
 import importlib.util
+import logging
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C._autograd import _profiler_enabled
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from tileloom import knobs, log
@@ -84,10 +87,11 @@ def announce(choice: Choice, *, slower_than: str | None = None) -> None:
         choice: The decision.
         slower_than: The backend that would have been more than 20 % faster, if it refused.
     """
-    for made in _records.get():
-        made.append(choice)
     _configure_logs()
-    _log.info("%s: %s by %s: %s", choice.op, choice.backend, choice.source, choice.config)
+    if is_watched():
+        for made in _records.get():
+            made.append(choice)
+        _log.info("%s: %s by %s: %s", choice.op, choice.backend, choice.source, choice.config)
     if slower_than is not None and knobs.get("dispatch.warn"):
         why = "; ".join(choice.refused[slower_than])
         _warn_once(
@@ -109,39 +113,124 @@ def device_guard(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]
     return contextlib.nullcontext()
 
 
+class Operator:
+    """An operator that is registered with PyTorch, and a short way to its implementation.
+
+    Calling it means the same as calling `overload`. Where nothing watches (`is_eager`), the call
+    goes round PyTorch's dispatcher, which costs tens of microseconds where operators are written in
+    Python.
+
+    Attributes:
+        overload: What `torch.compile`, export and dispatch modes see.
+    """
+
+    def __init__(
+        self,
+        overload: torch._ops.OpOverload,
+        impl: Callable[..., Any],
+        with_gradient: Callable[..., Any],
+    ) -> None:
+        self.overload = overload
+        self._impl = impl
+        self._with_gradient = with_gradient
+
+    def __call__(self, *args: Any) -> Any:
+        if not is_eager(args):
+            return self.overload(*args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return self._with_gradient(*args)
+        return self._impl(*args)
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str))
+
+
+def is_eager(args: Sequence[Any]) -> bool:
+    """Whether a call on these arguments runs at once on a GPU, and nobody watches the dispatcher.
+
+    False for a first argument that is no CUDA tensor, for tensor subclasses, and under
+    `torch.compile`, dispatch and function modes, functorch, forward-mode tangents, tracing, a
+    profiler, `record_choices` and logging of decisions.
+    """
+    if torch.compiler.is_compiling() or not args[0].is_cuda:
+        return False
+    return (
+        _PLAIN.issuperset(map(type, args))
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and torch._C._get_tracing_state() is None
+        and not _profiler_enabled()
+        and not is_watched()
+    )
+
+
+def is_watched() -> bool:
+    """Whether dispatch decisions go to `record_choices` or to the log."""
+    return bool(_records.get()) or _log.isEnabledFor(logging.INFO)
+
+
 def register(
     schema: str,
     impl: Callable[..., Any],
     fake: Callable[..., Any],
     *,
-    no_gradient: str,
-) -> torch._ops.OpOverload:
-    """Define `tileloom::<schema>` with an implementation and a fake, and refuse gradients.
+    no_gradient: str | None = None,
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+    backward: Callable[..., Any] | None = None,
+) -> Operator:
+    """Define `tileloom::<schema>` with an implementation, a fake, and a gradient or its refusal.
 
     Args:
         schema: The operator's schema without its namespace.
         impl: Runs it, on CPU and GPU tensors alike.
         fake: Gives outputs of the right shape, dtype and strides, without data.
         no_gradient: The sentence of the `GradientError` when a gradient is asked for.
+        setup_context: `(ctx, inputs, output)`: keeps what the gradient needs, as in
+            `torch.autograd.Function`.
+        backward: `(ctx, *grads)`: one gradient or None for each input of the schema. Either these
+            two are given, or `no_gradient`.
 
     Returns:
-        The registered overload.
+        The operator.
     """
     name = schema.split("(", 1)[0]
     _LIB.define(schema, tags=[torch.Tag.needs_fixed_stride_order])
     for key in ("CPU", "CUDA"):
         _LIB.impl(name, impl, key)
     torch.library.register_fake(f"tileloom::{name}", fake, lib=_LIB)
-    op = getattr(torch.ops.tileloom, name).default
+    overload = getattr(torch.ops.tileloom, name).default
+    if backward is not None and setup_context is not None:
+        torch.library.register_autograd(
+            f"tileloom::{name}", backward, setup_context=_by_name(setup_context), lib=_LIB
+        )
+        members = {"forward": impl, "setup_context": setup_context, "backward": backward}
+        function: Any = type(
+            name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()}
+        )
+        return Operator(overload, impl, function.apply)
+
+    def refuse(*args: Any) -> Any:
+        raise GradientError(no_gradient)
 
     def at_autograd(*args: Any) -> Any:
         if needs_gradient(args):
-            raise GradientError(no_gradient)
+            refuse()
         with torch._C._AutoDispatchBelowAutograd():
-            return op(*args)
+            return overload(*args)
 
     _LIB.impl(name, at_autograd, "Autograd")
-    return op
+    return Operator(overload, impl, refuse)
+
+
+def _by_name(setup_context: Callable[[Any, tuple[Any, ...], Any], None]) -> Callable[..., None]:
+    """PyTorch calls it with keywords; `torch.autograd.Function` calls it by position."""
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        setup_context(ctx, inputs, output)
+
+    return setup
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:
