@@ -3,7 +3,7 @@
 # and the like) are obeyed.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check setup clean
+.PHONY: help demo test test-all test-triton-3.8.0 check setup clean
 .DELETE_ON_ERROR:
 
 VENV := .venv/.complete
@@ -21,6 +21,7 @@ help:
 	@echo "make demo      set up, then run the demo (writes tileloom-demo/report.html)"
 	@echo "make test      set up, then run the test suite"
 	@echo "make test-all  the same with the long products: every kernel, architecture and Triton"
+	@echo "make test-triton-3.8.0  the emulator and the shipped kernels on a further Triton"
 	@echo "make check     formatting, lint, types, then the test suite"
 	@echo "make setup     only set up: .venv, and other Triton versions in .triton-versions"
 	@echo "make clean     remove both again"
@@ -33,6 +34,10 @@ test: $(VENV) $(TRITONS)
 
 test-all: $(VENV) $(TRITONS)
 	$(PYTEST)
+
+# A release that `make test` leaves out: the emulator's cases and dumps, every shipped kernel.
+test-triton-3.8.0: $(VENV) .triton-versions/3.8.0/triton/__init__.py
+	TILELOOM_TEST_TRITONS=3.8.0 $(PYTEST) -m "not full" -k 3.8.0 tests/emulator tests/launch
 
 check: $(VENV) $(TRITONS)
 	.venv/bin/python -m ruff format --check .

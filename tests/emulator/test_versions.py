@@ -19,7 +19,7 @@ CHOSEN = (
 FILES = ("tests/emulator/test_corpus.py", "tests/emulator/test_portable.py")
 
 # On 3.6.0 the compiler leaves a fence out: there is a test more, and none is skipped.
-PASSED = {"3.6.0": 20, "3.9.0": 19}
+PASSED = {"3.6.0": 20, "3.8.0": 19, "3.9.0": 19}
 
 
 @pytest.mark.parametrize("version", OTHERS)

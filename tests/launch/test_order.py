@@ -4,7 +4,7 @@ import re
 
 import pytest
 from tests.launch import shipped
-from tests.launch.versions import OTHERS, triton_folder
+from tests.launch.versions import KNOWN_FAULTS, OTHERS, triton_folder
 
 pytestmark = [
     pytest.mark.timeout(2400),
@@ -24,6 +24,8 @@ PINNED = sorted(name for name, spec in shipped.SPECS.items() if spec.constexprs.
 @pytest.mark.parametrize("name", PINNED)
 def test_exponentials_run_before_the_wait_for_pv(shipped_results, version, name):
     """In every step: wait for Q K^T (1 in flight), all exponentials, the pin, wait for P V (0)."""
+    if KNOWN_FAULTS.get((version, name)) == "C7513":
+        pytest.skip("ptxas serialises this kernel's wgmma on this release; test_shipped expects it")
     wanted = r"(DEPBAR\.LE gsb0, 0x[01]|MUFU\.EX2|BAR\.ARV 0xf)"
     order = re.findall(wanted, compiled(shipped_results, version, name).sass)
     steps = [i for i, text in enumerate(order) if text.endswith("0x1")]

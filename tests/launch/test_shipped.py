@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.launch import samples, shipped
-from tests.launch.versions import OTHERS, triton_folder
+from tests.launch.versions import KNOWN_FAULTS, OTHERS, triton_folder
 
 import tileloom.ops
 from tileloom.launch.aot import CompileFailure, compile_in_workers
@@ -19,8 +19,12 @@ def _id(value):
     return value if isinstance(value, str) else value.name
 
 
-def _check(results, spec, arch):
+def _check(results, spec, arch, version=shipped.OWN):
     found = faults(spec, results[spec.name, arch])
+    known = KNOWN_FAULTS.get((version, spec.name))
+    if known is not None and arch == "sm_90":
+        assert [known in text for text in found] == [True], "\n".join(found)
+        return
     assert not found, "\n".join(found)
 
 
@@ -42,7 +46,7 @@ def test_sm_90_on_other_versions(shipped_results, version, spec, arch):
     assert results[spec.name, arch].error is not None or (
         results[spec.name, arch].triton == version
     )
-    _check(results, spec, arch)
+    _check(results, spec, arch, version)
 
 
 @pytest.mark.full
@@ -50,7 +54,7 @@ def test_sm_90_on_other_versions(shipped_results, version, spec, arch):
 @pytest.mark.parametrize(("spec", "arch"), shipped.pairs("other", full=True), ids=_id)
 def test_every_architecture_on_other_versions(shipped_results, version, spec, arch):
     _folder_of(version)
-    _check(shipped_results(version, full=True), spec, arch)
+    _check(shipped_results(version, full=True), spec, arch, version)
 
 
 def test_every_kernel_file_ships_something():
