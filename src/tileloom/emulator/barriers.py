@@ -79,7 +79,7 @@ class Barrier:
             self.phase += 1
             self.pending = self.count
             self.clock[self.key] = self.phase
-            self.fence[self.key] = self.phase
+            self.fence[self.key] = self.fence[-self.key] = self.phase
             self.released = (dict(self.clock), dict(self.fence))
 
     def transfer(self, nbytes: int) -> None:

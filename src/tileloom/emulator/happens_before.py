@@ -4,7 +4,8 @@ A clock maps keys to counters. A key stands for a partition (counter: its access
 (counter: completed phases, which is how a TMA load is known to be complete), or for a partition's
 queue of wgmma, of cp.async or of TMA stores (counter: how many are known complete, in order).
 An access is ordered before another one iff the newcomer's clock has reached its epoch. ``fence``,
-the second clock, is what was known at the last proxy fence.
+the second clock, is what was known at the last proxy fence: under ``key`` for shared memory, under
+``-key`` for global memory, since Gluon's ``fence_async_shared`` orders shared memory only.
 """
 
 from __future__ import annotations
@@ -308,15 +309,16 @@ class GlobalChecker:
                 )
             elif (
                 old.proxy == "generic" and new.proxy == "async"
-                and old.write and not old.known_to(partition.fence)
+                and old.write and partition.fence.get(-old.key, 0) < old.epoch
             ):  # fmt: skip
                 message = (
                     f"{name}: a generic-proxy {old.kind} write is followed by a {new.kind} through "
-                    "the async proxy without fence.proxy.async in between"
+                    "the async proxy without fence.proxy.async for global memory in between"
                 )
                 reporter.add(
                     "proxy", message, new.side(), other=old.side(),
-                    hint="fence.proxy.async after the write, or after the acquire that saw it",
+                    hint="fence.proxy.async after the write, or after the acquire that saw it; "
+                    "fence_async_shared() orders shared memory only",
                 )  # fmt: skip
 
 

@@ -158,8 +158,7 @@ def _wait(op: Op, program: Program) -> Run:
 @lowers("ttng.fence_async_shared", "ttng.fence_async", kind=STEP, attrs=["bCluster"], words=r"")
 def _proxy_fence(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
-        partition: Partition = f[0]
-        partition.fence = dict(partition.clock)
+        f[0].fence_proxies(memory=False)
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator
 from typing import Any
 
@@ -12,8 +11,8 @@ from tileloom.emulator import dtypes, ptx
 from tileloom.emulator.ir import Op, Type
 from tileloom.emulator.lower import NEST, PURE, STEP, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition, Wait
-from tileloom.emulator.ptx_effects import meet
-from tileloom.emulator.ptx_values import WORD
+from tileloom.emulator.ptx_effects import meet, unknown_form
+from tileloom.emulator.ptx_values import KNOWN, WORD, strange_part
 from tileloom.emulator.report import UnsupportedKernelError
 
 _LETTER = {"r": 32, "l": 64, "h": 16, "f": 32, "d": 64, "c": 8, "b": 8}
@@ -181,11 +180,12 @@ def unknown_ptx(text: str) -> list[str]:
     Returns:
         Their texts; empty if all are known.
     """
-    from tileloom.emulator.ptx_values import KNOWN
+    return [i.text for i in ptx.parse(text).instructions if not _is_known(i)]
 
-    known = KNOWN | ptx.OUTSIDE | {"ret", "exit"}
-    return [
-        i.text
-        for i in ptx.parse(text).instructions
-        if i.parts[0] not in known or re.search(r"\bshared\b", i.name)
-    ]
+
+def _is_known(i: ptx.Instruction) -> bool:
+    if i.parts[0] in ("ret", "exit", "bra"):
+        return True
+    if i.parts[0] in ptx.OUTSIDE:
+        return unknown_form(i.name) is None
+    return i.parts[0] in KNOWN and strange_part(i.parts) is None

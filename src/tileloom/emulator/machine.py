@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tileloom.emulator.barriers import NamedBarrier
-from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker
+from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker, join
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.memory import SharedBuffer, Storage
 from tileloom.emulator.report import Access, Reporter, quote
@@ -120,6 +120,13 @@ class Partition:
         if self.looked_at.get(id(loc)) == first:
             self.looks += 1
         self.looked_at[id(loc)] = first
+
+    def fence_proxies(self, *, shared: bool = True, memory: bool = True) -> None:
+        """Let asynchronous operations see what is known: in shared memory, in global memory."""
+        if shared:
+            join(self.fence, self.clock)
+        if memory:
+            join(self.fence, {-key: value for key, value in self.clock.items()})
 
     def report(
         self, kind: str, message: str, loc: Loc, what: str, *, other: Access | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,54 @@ _ELEMENT = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}
 NAMED_BARRIERS = 16
 
 
+_KNOWN_PARTS = frozenset({
+    *_ORDERS, *_SCOPES, "global", "noftz", "nc", "L1::no_allocate", "L1", "no_allocate", "mmio",
+    "v2", "v4",
+})  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def unknown_form(name: str) -> str | None:
+    """Say why an instruction that acts outside its registers cannot be played.
+
+    Args:
+        name: The opcode with its suffixes, for example ``ld.acquire.gpu.global.b32``.
+
+    Returns:
+        The reason; None if it is known.
+    """
+    kind, *parts = name.split(".")
+    if kind == "mbarrier" or (kind not in ("fence", "cp") and "shared" in name):
+        return "inline PTX cannot name a shared buffer of the kernel: use Gluon's own operations"
+    if kind in ("bar", "barrier"):
+        words_ = [p for p in parts if p not in ("cta", "aligned")]
+        if words_ not in (["sync"], ["arrive"], ["warp", "sync"]):
+            return "only sync and arrive are known"
+    elif kind in ("fence", "membar"):
+        proxies = {"async", "alias", "tensormap::generic"}
+        if not set(parts) & ({"acq_rel", "sc", "acquire", "release", "mbarrier_init"} | proxies):
+            return None if kind == "membar" else "this fence is not known"
+    elif kind == "cp":
+        if parts[:3] not in (["async", "bulk", "commit_group"], ["async", "bulk", "wait_group"]):
+            return "only cp.async.bulk.commit_group and wait_group are known"
+    elif kind in ("ld", "st", "atom", "red"):
+        known = _KNOWN_PARTS | (
+            {*global_access.RMW_OPS, "cas"} if kind in ("atom", "red") else set()
+        )
+        strange = next((p for p in parts[:-1] if p not in known), None)
+        if not re.fullmatch(r"[busf](8|16|32|64)|bf16|f16", parts[-1] if parts else ""):
+            strange = parts[-1] if parts else name
+        return strange and f"'.{strange}' is not known"
+    elif kind not in ("nanosleep", "elect", "prefetch", "griddepcontrol", "trap"):
+        return f"'{kind}' is not known"
+    return None
+
+
 def play(lanes: Lanes, i: Instruction) -> Steps:
     """Run one instruction that acts outside its registers."""
     name = i.parts[0]
+    if why := unknown_form(i.name):
+        raise lanes.fail(why, i)
     if name in ("bar", "barrier"):
         yield from _named_barrier(lanes, i)
     elif name in ("ld", "st", "atom", "red"):
@@ -45,8 +91,6 @@ def play(lanes: Lanes, i: Instruction) -> Steps:
         return
     elif name == "trap":
         lanes.partition.report("assert", "the kernel traps", lanes.loc, "trap")
-    else:
-        raise lanes.fail(f"'{name}' is not known", i)
 
 
 def _number(lanes: Lanes, operand: str, i: Instruction) -> int:
@@ -62,8 +106,6 @@ def _named_barrier(lanes: Lanes, i: Instruction) -> Steps:
     words_ = [p for p in i.parts[1:] if p not in ("cta", "aligned")]
     if words_ == ["warp", "sync"]:
         return
-    if len(words_) != 1 or words_[0] not in ("sync", "arrive"):
-        raise lanes.fail("only sync and arrive are known", i)
     ident = _number(lanes, i.operands[0], i)
     everyone = 32 * partition.cta.launch.program.module.num_warps
     count = _number(lanes, i.operands[1], i) if len(i.operands) > 1 else everyone
@@ -113,14 +155,11 @@ def _fence(lanes: Lanes, i: Instruction) -> None:
     partition = lanes.partition
     parts = set(i.parts[1:])
     if "proxy" in parts:
-        if not parts & {"async", "async::generic"} and "async" not in i.name:
-            return
-        partition.fence = dict(partition.clock)
+        if "async" in i.name:
+            partition.fence_proxies(shared="global" not in parts, memory="shared" not in i.name)
         return
     if "mbarrier_init" in parts:
         return
-    if i.parts[0] == "fence" and not parts & {"acq_rel", "sc", "acquire", "release"}:
-        raise lanes.fail("this fence is not known", i)
     if "cta" not in parts:
         global_access.fence(partition)
 
@@ -129,13 +168,10 @@ def _bulk(lanes: Lanes, i: Instruction) -> Steps:
     name = i.name
     if name == "cp.async.bulk.commit_group":
         return
-    if name in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
-        pending = _number(lanes, i.operands[0], i)
-        wait = wait_stores(lanes.partition, pending, lanes.loc, i.text, not name.endswith("read"))
-        if wait is not None:
-            yield wait
-        return
-    raise lanes.fail("only cp.async.bulk.commit_group and wait_group are known", i)
+    pending = _number(lanes, i.operands[0], i)
+    wait = wait_stores(lanes.partition, pending, lanes.loc, i.text, not name.endswith("read"))
+    if wait is not None:
+        yield wait
 
 
 def _address(lanes: Lanes, operand: str, i: Instruction) -> np.ndarray:
@@ -146,27 +182,9 @@ def _address(lanes: Lanes, operand: str, i: Instruction) -> np.ndarray:
     return base + int(match.group(2) or "0", 0)
 
 
-def _check_parts(lanes: Lanes, i: Instruction, extra: set[str]) -> tuple[str, str]:
-    """Return order and scope; refuse parts that are not known."""
-    known = {
-        *_ORDERS,
-        *_SCOPES,
-        "global",
-        "noftz",
-        "nc",
-        "L1::no_allocate",
-        "L1",
-        "no_allocate",
-        "mmio",
-    }
-    strange = [p for p in i.parts[1:-1] if p not in known | extra and not re.match(r"v[24]$", p)]
-    if "shared" in i.name:
-        raise lanes.fail("shared memory has no addresses in the emulator", i)
-    if strange:
-        raise lanes.fail(f"'.{strange[0]}' is not known", i)
-    order = next(
-        (p for p in i.parts if p in _ORDERS), "weak" if i.parts[0] in ("ld", "st") else "relaxed"
-    )
+def _order_and_scope(i: Instruction) -> tuple[str, str]:
+    weak = "weak" if i.parts[0] in ("ld", "st") else "relaxed"
+    order = next((p for p in i.parts if p in _ORDERS), weak)
     return order, next((p for p in i.parts if p in _SCOPES), "gpu")
 
 
@@ -185,7 +203,7 @@ def _vector(operand: str) -> list[str]:
 
 
 def _load(lanes: Lanes, i: Instruction) -> None:
-    order, scope = _check_parts(lanes, i, set())
+    order, scope = _order_and_scope(i)
     partition = lanes.partition
     elem = _ELEMENT[width(i.type)]
     size = dtypes.size_of(elem)
@@ -207,7 +225,7 @@ def _load(lanes: Lanes, i: Instruction) -> None:
 
 
 def _store(lanes: Lanes, i: Instruction) -> None:
-    order, scope = _check_parts(lanes, i, set())
+    order, scope = _order_and_scope(i)
     partition = lanes.partition
     elem = _ELEMENT[width(i.type)]
     size = dtypes.size_of(elem)
@@ -229,7 +247,7 @@ def _store(lanes: Lanes, i: Instruction) -> None:
 
 def _atomic(lanes: Lanes, i: Instruction) -> None:
     operations = global_access.RMW_OPS | {"cas"}
-    order, scope = _check_parts(lanes, i, set(operations))
+    order, scope = _order_and_scope(i)
     operation = next(p for p in i.parts[1:] if p in operations)
     operands = list(i.operands)
     target = operands.pop(0) if i.parts[0] == "atom" else None

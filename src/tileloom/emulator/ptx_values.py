@@ -145,7 +145,7 @@ _KNOWN_PARTS = frozenset({
 
 
 @lru_cache(maxsize=1024)
-def _strange_part(parts: tuple[str, ...]) -> str | None:
+def strange_part(parts: tuple[str, ...]) -> str | None:
     """Return the first part of an opcode that is not known."""
     kind = re.compile(r"(pred|[sub](8|16|32|64)|bf16|f16|f32|f64|e[45]m[23])(x\d)?$")
     return next((p for p in parts[1:] if p not in _KNOWN_PARTS and not kind.match(p)), None)
@@ -154,7 +154,7 @@ def _strange_part(parts: tuple[str, ...]) -> str | None:
 def play(lanes: Lanes, i: Instruction) -> None:
     """Run one value instruction."""
     name = i.parts[0]
-    strange = _strange_part(i.parts)
+    strange = strange_part(i.parts)
     if strange:
         raise lanes.fail(f"'.{strange}' is not known", i)
     function = _PLAY.get(name)

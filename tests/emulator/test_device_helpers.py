@@ -1,0 +1,166 @@
+"""The emulator understands every helper in `device/`: each is called here, and its IR is walked.
+
+A new helper needs a kernel in `CALLS`; PTX that the interpreter does not know fails the test, also
+where it is never reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime.jit import JITFunction
+
+from tests.emulator import support
+from tileloom import device, emulator
+from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
+from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.order import pin
+from tileloom.emulator import capture
+from tileloom.emulator.ir import walk
+from tileloom.emulator.lower import known_ops
+from tileloom.emulator.lower_ptx import unknown_ptx
+
+
+@gluon.jit
+def _named_barriers(x_desc, out_ptr, helper: gl.constexpr):
+    named_barrier_arrive(8, 256)
+    named_barrier_arrive(9, 128)
+    named_barrier_sync(10, 128)
+
+
+@gluon.jit
+def _arrivals(x_desc, out_ptr, helper: gl.constexpr):
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=128)
+    helper(bar)
+    mbarrier.wait(bar, 0)
+
+
+@gluon.jit
+def _pins(x_desc, out_ptr, helper: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    at = gl.arange(0, 512, layout)
+    gl.store(out_ptr + at, helper(gl.load(out_ptr + at) + 1, 4))
+
+
+@gluon.jit
+def _copies(x_desc, out_ptr, helper: gl.constexpr):
+    buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    fence_async_shared()
+    mbarrier.expect(bar, x_desc.block_type.nbytes)
+    tma_load(x_desc, [0, 0], bar, buf)
+    mbarrier.wait(bar, 0)
+    tma_store(x_desc, [16, 0], buf)
+    tma.store_wait(0)
+
+
+CALLS = {
+    "named_barrier_sync": _named_barriers,
+    "named_barrier_arrive": _named_barriers,
+    "arrive_each_thread": _arrivals,
+    "pin": _pins,
+    "tma_load": _copies,
+    "tma_store": _copies,
+}
+
+
+def helpers_of(module):
+    """The public functions for kernels that a module defines, or `compat` hands on."""
+    own = module.__name__
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (
+            (isinstance(value, JITFunction) and value.__module__ == own)
+            or (callable(value) and own.endswith(".compat"))
+        )
+    }
+
+
+def launch(helper, kernel):
+    layout = gl.NVMMASharedLayout.get_default_for([16, 32], gl.float32)
+    x = torch.arange(32.0)[:, None].expand(32, 32).contiguous()
+    out = torch.zeros(512)
+    desc = TensorDescriptor.from_tensor(x, [16, 32], layout)
+    with emulator.run() as run:
+        kernel[(1,)](desc, out, helper, num_warps=4)
+    return run, x, out
+
+
+def complaints(module, calls):
+    """What the emulator does not understand of a module's helpers."""
+    found = []
+    for name, helper in helpers_of(module).items():
+        if name not in calls:
+            found.append(f"{name}: no kernel in CALLS calls it")
+            continue
+        kernel = calls[name]
+        run, _, _ = launch(helper, kernel)
+        found += [f"{name}: {report.text()}" for report in run.errors]
+        program = next(p for p in reversed(capture._programs.values()) if p.name == kernel.__name__)
+        for op in walk(program.module.kernel.blocks):
+            if op.name not in known_ops():
+                found.append(f"{name}: operation {op.name}")
+            if op.name == "tt.elementwise_inline_asm":
+                found += [f"{name}: PTX {text}" for text in unknown_ptx(op.strings[0])]
+    return found
+
+
+MODULES = sorted(m.name for m in pkgutil.iter_modules(device.__path__))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_helper_is_understood(name):
+    module = importlib.import_module(f"tileloom.device.{name}")
+    assert helpers_of(module), "a module of device/ without a helper for kernels"
+    assert complaints(module, CALLS) == []
+
+
+def test_helpers_do_what_they_say():
+    _, _, out = launch(pin, _pins)
+    assert out.tolist() == [1.0] * 512
+    _, x, _ = launch(tma_load, _copies)
+    assert torch.equal(x[16:], x[:16])
+    assert set(CALLS) == {
+        name
+        for module in MODULES
+        for name in helpers_of(importlib.import_module(f"tileloom.device.{module}"))
+    }
+
+
+NEW_HELPER = """
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+@gluon.jit
+def uncalled(x):
+    return x
+
+@gluon.jit
+def odd(x, N: gl.constexpr):
+    if gl.program_id(0) > 0:
+        x = gl.inline_asm_elementwise("PTX", "=f,f", [x], gl.float32, False, 1)
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    "text", ["frobnicate.f32 $0, $1;", "mov.f32 $0, $1; st.shared.f32 [$1], $0;"]
+)
+def test_a_new_helper_fails_until_it_is_called_and_understood(text, tmp_path):
+    module = support.load_text("helper", NEW_HELPER.replace("PTX", text), tmp_path)
+    wrong = [part for part in text.split("; ") if not part.startswith("mov")]
+    assert complaints(module, {"odd": _pins}) == [
+        "uncalled: no kernel in CALLS calls it",
+        *(f"odd: PTX {part.rstrip(';')}" for part in wrong),
+    ]
