@@ -178,7 +178,7 @@ def check(content: Any) -> None:
 
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a record, whole or not at all.
+    """Write a record of `document`, whole or not at all.
 
     Args:
         path: The file; its folder is made if need be.
@@ -189,6 +189,19 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
         OSError: If it cannot be written.
     """
     check(content)
+    write(path, content)
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write plain data as JSON, whole or not at all.
+
+    Args:
+        path: The file; its folder is made if need be.
+        content: The data, without NaN.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

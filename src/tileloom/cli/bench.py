@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # fmt: off
-    add("operator", choices=["attention"], help="what to measure")
+    add("operator", choices=["attention", "rowwise"], help="what to measure")
     add("--cases", default="all", metavar="NAMES",
         help="comma list of cases, * and ? allowed, such as d128-*; default: all")
     add("--cases-file", type=Path, metavar="FILE",
@@ -458,6 +458,10 @@ def run(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         _say(_NO_GPU)
         return 1
+    if args.operator == "rowwise":
+        from tileloom.cli.bench_rowwise import run as run_rowwise
+
+        return run_rowwise(args, args.cases_file or _shipped("rowwise_cases.json"), _device())
     return _run(args, started)
 
 

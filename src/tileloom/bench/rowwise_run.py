@@ -1,0 +1,288 @@
+"""One row-wise case: every contender is checked, then timed twice, with and without the host."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from tileloom.bench.machine import CardState
+from tileloom.bench.rowwise_case import RowwiseCase, Tensors
+from tileloom.bench.stats import Ratio, Summary, quantile, ratio_of, summarise
+from tileloom.bench.timer import Plan, Runner, Timed, Timer, interleave
+
+Make = Callable[[RowwiseCase], Callable[..., torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class RowwiseContender:
+    """One column of the table: `make(case)` returns the function of the case's inputs."""
+
+    name: str
+    make: Make
+
+
+@dataclass(frozen=True)
+class RowwiseEntry:
+    """What one contender did in one case.
+
+    Attributes:
+        name: The contender.
+        status: ``"ok"``, ``"wrong"`` (it breaks the accuracy rule) or ``"failed"`` (it raised).
+        reason: Why it is not ok.
+        samples_ms: Device time of a call, one a round.
+        time_ms: Their summary.
+        of_copy: Bytes that must move, a second, as a share of a copy's.
+        call_samples_us: Time of a call where the device waits for the host, one a round.
+        call_us: Their summary.
+        host_us: Median host time of queuing a call.
+        ratios: Device time, by the other contender's name.
+        call_ratios: The same of `call_samples_us`.
+    """
+
+    name: str
+    status: Literal["ok", "wrong", "failed"]
+    reason: str | None = None
+    samples_ms: Sequence[float] = ()
+    time_ms: Summary | None = None
+    of_copy: float | None = None
+    call_samples_us: Sequence[float] = ()
+    call_us: Summary | None = None
+    host_us: float | None = None
+    ratios: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
+    call_ratios: Mapping[str, Ratio] = field(default_factory=dict[str, Ratio])
+
+
+@dataclass(frozen=True)
+class RowwiseCell:
+    """One case, what each contender did, and the state of the card meanwhile."""
+
+    case: RowwiseCase
+    entries: Sequence[RowwiseEntry]
+    rounds: int
+    card: CardState | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RowwiseSession:
+    """What the cases of a run have in common; see `run.Session`."""
+
+    device: torch.device
+    timer: Timer
+    plan: Plan
+    judge: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+    l2_bytes: int
+    copy_gbps: float
+    card: Callable[[float, float], CardState | None] = lambda start, end: None
+    step: Callable[[str], None] = lambda text: None
+
+
+def copy_bandwidth(device: torch.device, timer: Timer, plan: Plan, megabytes: int = 512) -> float:
+    """Measure what a copy on the device reaches.
+
+    Args:
+        device: The device.
+        timer: Takes the time.
+        plan: Rounds, lengths and pauses.
+        megabytes: Size of the source, in 2^20 bytes.
+
+    Returns:
+        Bytes read plus bytes written, in GB/s (10^9).
+    """
+    source = torch.randn(megabytes * 2**18, device=device)
+    target = torch.empty_like(source)
+    timed = interleave([Runner("copy", lambda i: target.copy_(source))], plan, timer)["copy"]
+    if timed.error is not None:
+        raise RuntimeError(f"bench: a copy cannot be measured: {timed.error}")
+    return 2 * source.nbytes / quantile([s.device_ms for s in timed.samples], 0.5) / 1e6
+
+
+def _differentiable(inputs: Tensors) -> Tensors:
+    return tuple(t for t in inputs if t.requires_grad)
+
+
+def _results(case: RowwiseCase, f: Callable[..., torch.Tensor], inputs: Tensors) -> Tensors:
+    """Run the pass that the case asks for; the gradient that comes in is drawn by its own seed."""
+    if case.direction == "forward":
+        with torch.no_grad():
+            return (f(*inputs),)
+    out = f(*inputs)
+    return torch.autograd.grad(out, _differentiable(inputs), _incoming(out))
+
+
+def _incoming(out: torch.Tensor) -> torch.Tensor:
+    """Draw a gradient that depends on nothing but the shape, and is exact in every float dtype."""
+    generator = torch.Generator(device=out.device).manual_seed(7)
+    drawn = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.bfloat16)
+    return drawn.to(out.dtype)
+
+
+def _call(case: RowwiseCase, f: Callable[..., torch.Tensor], inputs: Tensors) -> Callable[[], Any]:
+    """Make the call that is timed: the backward alone where it is the backward."""
+    if case.direction == "forward":
+        return lambda: f(*inputs)
+    out = f(*inputs)
+    incoming, wanted = _incoming(out), _differentiable(inputs)
+    return lambda: torch.autograd.grad(out, wanted, incoming, retain_graph=True)
+
+
+def _in(dtype: torch.dtype, inputs: Tensors) -> Tensors:
+    return tuple(
+        t.detach().to(dtype).requires_grad_(t.requires_grad) if t.is_floating_point() else t
+        for t in inputs
+    )
+
+
+def _check(case: RowwiseCase, actual: Tensors, pair: Sequence[Tensors], judge: Any) -> str | None:
+    for got, right, plain in zip(actual, *pair, strict=True):
+        if got.shape != plain.shape:
+            return f"a result has shape {tuple(got.shape)}, not {tuple(plain.shape)}"
+        try:
+            judge(got, right, plain)
+        except AssertionError as error:
+            return str(error)
+    return None
+
+
+def _sets(case: RowwiseCase, session: RowwiseSession) -> list[Tensors]:
+    """As many inputs as make each call find a cold L2."""
+    count = max(2, min(16, 1 + math.ceil(3 * session.l2_bytes / case.bytes_moved)))
+    return [case.inputs(session.device, seed) for seed in range(count)]
+
+
+@dataclass
+class _Ready:
+    name: str
+    calls: list[Callable[[], Any]]
+
+
+def _admit(
+    contender: RowwiseContender,
+    case: RowwiseCase,
+    sets: Sequence[Tensors],
+    pair: Sequence[Tensors],
+    session: RowwiseSession,
+) -> _Ready | RowwiseEntry:
+    """Run a contender once and judge it, before any number."""
+    try:
+        f = contender.make(case)
+        wrong = _check(case, _results(case, f, sets[0]), pair, session.judge)
+        if wrong is not None:
+            return RowwiseEntry(contender.name, "wrong", wrong)
+        return _Ready(contender.name, [_call(case, f, inputs) for inputs in sets])
+    except Exception as error:
+        session.timer.finish()  # raises if the device is lost
+        return RowwiseEntry(contender.name, "failed", f"{type(error).__name__}: {error}"[:600])
+
+
+class _Waiting:
+    """A timer whose device waits for the host: no kernel spins before a sample."""
+
+    def __init__(self, timer: Timer) -> None:
+        self.warm, self.pause, self.finish = timer.warm, timer.pause, timer.finish
+        self._timer = timer
+
+    def sample(self, call: Callable[[int], Any], calls: int, lead_ms: float) -> Any:
+        return self._timer.sample(call, calls, 0.0)
+
+
+def _entry(
+    ready: _Ready, queued: Timed, waiting: Timed, case: RowwiseCase, session: RowwiseSession
+) -> RowwiseEntry:
+    error = queued.error or waiting.error
+    if error is not None:
+        return RowwiseEntry(ready.name, "failed", error)
+    times = [s.device_ms for s in queued.samples]
+    calls = [s.device_ms * 1000 for s in waiting.samples]
+    time_ms = summarise(times)
+    return RowwiseEntry(
+        ready.name,
+        "ok",
+        samples_ms=tuple(times),
+        time_ms=time_ms,
+        of_copy=case.bytes_moved / time_ms.median / 1e6 / session.copy_gbps,
+        call_samples_us=tuple(calls),
+        call_us=summarise(calls),
+        host_us=quantile([s.host_us for s in queued.samples], 0.5),
+    )
+
+
+def _with_ratios(entries: Sequence[RowwiseEntry]) -> list[RowwiseEntry]:
+    right = [entry for entry in entries if entry.status == "ok"]
+    done: list[RowwiseEntry] = []
+    for entry in entries:
+        others = [o for o in right if o.name != entry.name and entry.status == "ok"]
+        done.append(
+            replace(
+                entry,
+                ratios={o.name: ratio_of(entry.samples_ms, o.samples_ms, o.name) for o in others},
+                call_ratios={
+                    o.name: ratio_of(entry.call_samples_us, o.call_samples_us, o.name)
+                    for o in others
+                },
+            )
+        )
+    return done
+
+
+def run_rowwise_cell(
+    case: RowwiseCase, contenders: Sequence[RowwiseContender], session: RowwiseSession
+) -> RowwiseCell:
+    """Measure one case: device time behind a filled queue, then calls that wait for the host.
+
+    Args:
+        case: The problem.
+        contenders: Who takes part.
+        session: How.
+
+    Returns:
+        The result, with an entry for each contender in the order given.
+
+    Raises:
+        RuntimeError: If the device is lost: nothing more can run.
+    """
+    begun = time.perf_counter()
+    session.step(f"{case.name}: inputs and reference")
+    sets = _sets(case, session)
+    pair = [
+        _results(case, case.work.formula, _in(dtype, sets[0]))
+        for dtype in (torch.float64, case.dtype)
+    ]
+    admitted: list[_Ready | RowwiseEntry] = []
+    for contender in contenders:
+        session.step(f"{case.name}: checking {contender.name}")
+        admitted.append(_admit(contender, case, sets, pair, session))
+    del pair
+    gradients = case.direction == "backward"
+    scope = contextlib.nullcontext if gradients else torch.no_grad
+    ready = {one.name: one for one in admitted if isinstance(one, _Ready)}
+
+    def timed(timer: Timer) -> Mapping[str, Timed]:
+        runners = [
+            Runner(r.name, lambda i, c=r.calls: c[i % len(c)](), sets=len(r.calls), scope=scope)
+            for r in ready.values()
+        ]
+        return interleave(
+            runners,
+            session.plan,
+            timer,
+            step=lambda name: session.step(f"{case.name}: timing {name}"),
+        )
+
+    started = time.perf_counter()
+    queued, waiting = timed(session.timer), timed(_Waiting(session.timer))
+    card = session.card(started, time.perf_counter())
+    entries = [
+        one
+        if isinstance(one, RowwiseEntry)
+        else _entry(one, queued[one.name], waiting[one.name], case, session)
+        for one in admitted
+    ]
+    rounds, seconds = session.plan.rounds, time.perf_counter() - begun
+    return RowwiseCell(case, _with_ratios(entries), rounds, card, seconds)

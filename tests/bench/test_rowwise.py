@@ -1,0 +1,148 @@
+"""`tileloom bench rowwise`: its formulas, what it counts, and no number for what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.bench.fakes import CPU, FakeTimer
+
+from tileloom.bench import Sample
+from tileloom.bench.rowwise_case import WORKS, RowwiseCase, load_rowwise_cases
+from tileloom.bench.rowwise_run import (
+    RowwiseContender,
+    RowwiseSession,
+    copy_bandwidth,
+    run_rowwise_cell,
+)
+from tileloom.bench.timer import Plan
+from tileloom.cli.bench_rowwise import contenders, run
+from tileloom.errors import OptionError
+from tileloom.testing import assert_accurate
+
+SHIPPED = Path(__file__).parents[2] / "benchmarks" / "rowwise_cases.json"
+PLAN = Plan(rounds=5, sample_ms=1.0, warm_ms=1.0, pause_s=0.0)
+
+
+@pytest.mark.parametrize("operator", WORKS)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_formula_is_what_pytorch_offers(operator, direction):
+    case = RowwiseCase("c", operator, 6, 40, direction, "float64")
+    inputs = case.inputs(CPU, 0)
+    results = []
+    for f in (case.work.formula, case.work.eager):
+        out = f(*inputs)
+        wanted = [t for t in inputs if t.requires_grad]
+        results.append(torch.autograd.grad(out.sum(), wanted) if wanted else (out,))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+class OneMs(FakeTimer):
+    """Every call takes 1 ms, whatever it does."""
+
+    def sample(self, call, calls, lead_ms):
+        call(0)
+        return Sample(1.0, 1.0)
+
+
+def _session(timer: FakeTimer) -> RowwiseSession:
+    return RowwiseSession(CPU, timer, PLAN, assert_accurate, l2_bytes=1000, copy_gbps=2.0)
+
+
+def _spending(timer: FakeTimer, ms: float, change=lambda out: out):
+    def make(case):
+        def f(*inputs):
+            timer.spend(ms)
+            return change(case.work.eager(*inputs))
+
+        return f
+
+    return make
+
+
+def test_a_cell_has_numbers_for_those_that_are_right_and_reasons_for_the_others():
+    def failing(case):
+        raise ValueError("no")
+
+    timer = FakeTimer()
+    case = RowwiseCase("c", "softmax", 64, 50, "forward", "float32")
+    columns = [
+        RowwiseContender("twice", _spending(timer, 2.0)),
+        RowwiseContender("once", _spending(timer, 1.0)),
+        RowwiseContender("wrong", _spending(timer, 0.1, lambda out: out * 1.01)),
+        RowwiseContender("failing", failing),
+    ]
+    cell = run_rowwise_cell(case, columns, _session(timer))
+    twice, once, wrong, failed = cell.entries
+    assert [e.status for e in cell.entries] == ["ok", "ok", "wrong", "failed"]
+    assert once.time_ms is not None
+    assert once.time_ms.median == pytest.approx(1.0)
+    assert once.ratios["twice"].value == pytest.approx(2.0)
+    assert once.call_ratios["twice"].value == pytest.approx(2.0)
+    assert twice.ratios["once"].value == pytest.approx(0.5)
+    # 2 x 64 x 50 x 4 bytes in 1 ms are 0.0256 GB/s, of 2 GB/s.
+    assert once.of_copy == pytest.approx(0.0256 / 2)
+    assert wrong.time_ms is None
+    assert wrong.reason
+    assert failed.reason == "ValueError: no"
+
+
+def test_the_backward_is_judged_by_every_gradient():
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            return weight.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / 2
+
+    timer = OneMs()
+    case = RowwiseCase("c", "rms_norm", 32, 64, "backward", "float32")
+    columns = [
+        RowwiseContender("right", lambda case: case.work.eager),
+        RowwiseContender("half", lambda case: lambda x, w: case.work.eager(x, Halved.apply(w))),
+    ]
+    cell = run_rowwise_cell(case, columns, _session(timer))
+    assert [e.status for e in cell.entries] == ["ok", "wrong"]
+
+
+def test_a_copy_counts_reads_and_writes():
+    assert copy_bandwidth(CPU, OneMs(), PLAN, megabytes=1) == pytest.approx(2 * 2**20 / 1e6)
+
+
+def test_the_shipped_cases_load_and_have_different_names():
+    cases = load_rowwise_cases(SHIPPED)
+    assert len({case.name for case in cases}) == len(cases) >= 20
+    assert {case.operator for case in cases} == set(WORKS)
+    by_name = {case.name: case for case in cases}
+    assert by_name["rms_norm-4096-forward"].bytes_moved == 2 * 16384 * 4096 * 2
+    assert by_name["swiglu-4096-backward"].bytes_moved == 5 * 16384 * 4096 * 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "{}", '{"cases": [{"operator": "tanh", "rows": 1, "columns": 1}]}',
+     '{"cases": [{"operator": "softmax", "rows": 1, "columns": 1, "direction": "up"}]}',
+     '{"cases": [{"operator": "softmax", "rows": 1, "columns": 1, "colour": 3}]}'],
+)  # fmt: skip
+def test_a_bad_cases_file_is_refused(tmp_path, content):
+    path = tmp_path / "cases.json"
+    path.write_text(content)
+    with pytest.raises(OptionError, match="cannot be read"):
+        load_rowwise_cases(path)
+
+
+def test_options_that_do_not_apply_are_refused(tmp_path):
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"cases": [{"operator": "softmax", "rows": 1, "columns": 1}]}))
+    given = {"cases": "all", "config": ["x"], "baseline": None, "strict": False}
+    with pytest.raises(OptionError, match="are for attention"):
+        run(argparse.Namespace(**given), path, CPU)
+    with pytest.raises(OptionError, match="'cudnn'"):
+        contenders("cudnn")
+    assert [c.name for c in contenders("none")] == ["tileloom"]
