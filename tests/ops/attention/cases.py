@@ -1,4 +1,4 @@
-"""Attention calls that the interpreter's and the GPU's tests share, and how they are judged.
+"""Attention calls that the emulator's and the GPU's tests share, and how they are judged.
 
 A call is described without tensors, so that its id, its inputs and its answer are the same on every
 machine. Cases named A1 to A24 are those of users' bug reports against other kernels.
@@ -393,4 +393,4 @@ GROUPS: Mapping[str, tuple[AttentionCase, ...]] = {
     "scored": tuple(_scored()),
     "laid-out": tuple(_laid_out()),
 }
-"""The cases by what they are about; every one is small enough for the interpreter."""
+"""The cases by what they are about; every one is small enough for the emulator."""

@@ -1,15 +1,20 @@
-"""Both kernels on the emulator: right by the accuracy rule, and no race, deadlock or misuse."""
+"""Both kernels on the emulator: right by the accuracy rule, and no race, deadlock or misuse.
+
+A kernel is compiled once for each test, then played under every schedule.
+"""
 
 from __future__ import annotations
 
 import pytest
 from tests.ops.attention import cases
+from tests.ops.attention.emulated import SCHEDULES, constants, gluon_calls, play, triton_calls
 
-import tileloom
-from tileloom import emulator
 from tileloom.ops.attention.config import gluon_rule, triton_rule
+from tileloom.ops.attention.kernels import shipped
 from tileloom.target import H100
 
+LEVELS = ("ttgir", "machine")
+CALLS = [*gluon_calls(), *triton_calls()]
 ALL = {case.id: case for group in cases.GROUPS.values() for case in group}
 HOPPER = [
     case
@@ -18,41 +23,48 @@ HOPPER = [
         cases.problem_of(case.inputs()), H100
     )
 ]
-SOME = [case for n, case in enumerate(HOPPER) if n % 6 == 0 or "contradiction" in case.id]
-RUNS = [
-    ("late", "ttgir", 0),
-    ("eager", "ttgir", 0),
-    ("random", "ttgir", 1),
-    ("random", "machine", 2),
-]
+named = {"ids": lambda value: getattr(value, "name", None) or getattr(value, "id", None)}
 
 
-def judged(case, config, schedule, level, seed):
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("call", CALLS, **named)
+def test_every_shipped_kernel(call, level):
+    play(call.inputs(), call.config, level, arch=call.arch)
+
+
+def test_the_calls_take_every_shipped_kernel():
+    specs = {spec.name: spec for spec in shipped()}
+    taken = set()
+    for call in CALLS:
+        spec = specs[call.name.removesuffix(f"-{call.arch}")]
+        assert {name: spec.constexprs[name] for name, _ in constants(call)} == dict(constants(call))
+        taken.add(spec.name)
+    rest = [spec for spec in shipped() if spec.name not in taken]
+    assert {arch for spec in rest for arch in spec.archs} <= {"sm_100"}  # not emulated
+
+
+@pytest.mark.parametrize("case", HOPPER, **named)
+def test_hopper_kernel_on_every_case(case):
     inputs = case.inputs()
-    with emulator.run(schedule=schedule, level=level, seed=seed, sms=4) as run:
-        out, lse = tileloom.attention(
-            inputs.q, inputs.k, inputs.v, **inputs.options, return_lse=True, config=config
-        )
-    cases.check(inputs, out, lse)
-    assert run.launches
-    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    play(inputs, gluon_rule(cases.problem_of(inputs)), "ttgir")
 
 
-@pytest.mark.parametrize(("schedule", "level", "seed"), RUNS, ids=str)
-@pytest.mark.parametrize("case", SOME, ids=lambda case: case.id)
-def test_hopper_kernel(case, schedule, level, seed):
-    config = gluon_rule(cases.problem_of(case.inputs()))
-    judged(case, config, schedule, level, seed)
-
-
-@pytest.mark.parametrize("case", list(ALL.values())[::6], ids=lambda case: case.id)
-def test_portable_kernel(case):
-    config = triton_rule(cases.problem_of(case.inputs()), H100)
-    judged(case, config, "late", "machine", 0)
+@pytest.mark.parametrize("case", ALL.values(), **named)
+def test_portable_kernel_on_every_case(case):
+    inputs = case.inputs()
+    play(inputs, triton_rule(cases.problem_of(inputs), H100), "machine", [("late", 0)])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("schedule", "level", "seed"), RUNS, ids=str)
-@pytest.mark.parametrize("case", HOPPER, ids=lambda case: case.id)
-def test_hopper_kernel_on_every_case(case, schedule, level, seed):
-    test_hopper_kernel(case, schedule, level, seed)
+@pytest.mark.parametrize("case", HOPPER, **named)
+def test_hopper_kernel_on_every_case_at_machine_level(case):
+    inputs = case.inputs()
+    play(inputs, gluon_rule(cases.problem_of(inputs)), "machine")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", ALL.values(), **named)
+def test_portable_kernel_on_every_case_and_schedule(case, level):
+    inputs = case.inputs()
+    play(inputs, triton_rule(cases.problem_of(inputs), H100), level, SCHEDULES)

@@ -1,0 +1,187 @@
+"""A small call for each shipped attention kernel, for the emulator.
+
+Lengths are odd unless the kernel wants even ones, a program takes several tiles, and the longest
+tile takes twice the pipeline's depth plus one steps. Keys that no query sees hold NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tests.ops.attention import cases
+from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
+
+import tileloom
+from tileloom import emulator, masks
+from tileloom.launch.aot import KernelSpec
+from tileloom.ops import record_choices
+from tileloom.ops.attention.config import AttentionConfig, GluonSm90Config, TritonConfig
+from tileloom.ops.attention.kernels import shipped
+from tileloom.testing import poisoned_memory
+
+SCHEDULES = (("late", 0), ("eager", 0), ("random", 0), ("random", 1))
+SMS = 2
+_DTYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What runs one kernel: a case, the config that takes it, and the architecture."""
+
+    name: str
+    case: AttentionCase
+    config: AttentionConfig
+    arch: str
+
+    def inputs(self) -> cases.Inputs:
+        """The case's inputs, NaN in the keys that no query sees."""
+        inputs = self.case.inputs()
+        batch, heads_q, heads_kv, len_q, len_k, _, _ = self.case.sizes
+        mask = inputs.options.get("mask")
+        if isinstance(mask, masks.Mask):
+            shown = mask.materialize(batch, len_q, len_k).expand(batch, heads_q, len_q, len_k)
+            seen = shown.reshape(batch, heads_kv, -1, len_k).any(2)
+            inputs.k[~seen] = float("nan")
+            inputs.v[~seen] = float("nan")
+        return inputs
+
+
+def play(
+    inputs: cases.Inputs,
+    config: AttentionConfig,
+    level: str,
+    schedules: Sequence[tuple[str, int]] = SCHEDULES,
+    arch: str = "sm_90a",
+) -> None:
+    """Run a call under several schedules; raises for a report, a wrong value, or a stray write."""
+    before = [t.clone() for t in (inputs.q, inputs.k, inputs.v)]
+    for schedule, seed in schedules:
+        with emulator.run(arch=arch, schedule=schedule, level=level, seed=seed, sms=SMS) as run:
+            out, lse = attention(inputs, config)
+        for tensor, copy in zip((inputs.q, inputs.k, inputs.v), before):
+            assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0))
+        try:
+            cases.check(inputs, out, lse)
+        except AssertionError as error:
+            error.add_note(f"under schedule {schedule!r}, seed {seed}, level {level!r}")
+            raise
+        assert bool(run.launches) == (out.numel() > 0 and inputs.k.shape[2] > 0)
+        assert [r.text() for r in run.reports if r.severity != "info"] == []
+
+
+def attention(inputs: cases.Inputs, config: AttentionConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in poisoned memory, by the config's backend and no other."""
+    with record_choices() as made, poisoned_memory():
+        out, lse = tileloom.attention(
+            inputs.q, inputs.k, inputs.v, **inputs.options, return_lse=True, config=config
+        )
+    assert [choice.backend for choice in made] == [config.backend]
+    return out, lse
+
+
+def gluon_calls() -> list[Call]:
+    """A call for each shipped form of the Hopper kernel."""
+    return [
+        Call(spec.name, _gluon_case(spec), gluon_config(spec), "sm_90a")
+        for spec in shipped()
+        if spec.gluon
+    ]
+
+
+def triton_calls() -> list[Call]:
+    """A call for each shipped form of the portable kernel on sm_80 and sm_90."""
+    return [
+        Call(f"{spec.name}-{arch}", _triton_case(spec), triton_config(spec), arch)
+        for spec in shipped()
+        if not spec.gluon
+        for arch in spec.archs
+        if arch in ("sm_80", "sm_90")
+    ]
+
+
+def _tile(spec: KernelSpec, name: str) -> tuple[str, list[int]]:
+    """Dtype and shape of a descriptor's tile."""
+    match = re.fullmatch(r"tensordesc<(\w+)\[(.*)\],.*>", spec.signature[name])
+    assert match is not None
+    return match[1], [int(n) for n in match[2].split(",")]
+
+
+def gluon_config(spec: KernelSpec) -> GluonSm90Config:
+    """The config that a spec of the Hopper kernel was made from."""
+    c: Any = spec.constexprs
+    store = "tma" if c["STORE_TMA"] else "registers"
+    block_n = _tile(spec, "k_desc")[1][2]
+    return GluonSm90Config(c["CONSUMERS"], block_n, c["STAGES"], store, c["REGISTERS"], c["PIN"])
+
+
+def triton_config(spec: KernelSpec) -> TritonConfig:
+    """The config that a spec of the portable kernel was made from."""
+    c: Any = spec.constexprs
+    chunk = 0 if c["CHUNK_D"] == c["BLOCK_D"] else c["CHUNK_D"]
+    return TritonConfig(c["BLOCK_M"], c["BLOCK_N"], spec.num_warps, spec.num_stages, chunk)
+
+
+def _gluon_case(spec: KernelSpec) -> AttentionCase:
+    config = gluon_config(spec)
+    dtype, (*_, head_dim) = _tile(spec, "k_desc")
+    is_even = bool(spec.constexprs["EVEN"])
+    tiles = 1 if spec.constexprs["HAS_LENGTHS"] else 2
+    return _case(
+        spec, _DTYPES[dtype], head_dim,
+        len_q=tiles * config.block_m + (0 if is_even else 7),
+        len_k=config.block_n * 2 * config.stages + (config.block_n if is_even else 37),
+    )  # fmt: skip
+
+
+def _triton_case(spec: KernelSpec) -> AttentionCase:
+    c: Any = spec.constexprs
+    dtype = _DTYPES[spec.signature["q"].removeprefix("*")]
+    len_k = c["BLOCK_N"] * 2 * spec.num_stages + 13
+    return _case(spec, dtype, c["HEAD_DIM"], len_q=c["BLOCK_M"] + 5, len_k=len_k)
+
+
+def _case(
+    spec: KernelSpec, dtype: torch.dtype, head_dim: int, *, len_q: int, len_k: int
+) -> AttentionCase:
+    c = spec.constexprs
+    batch = 3 if c["HAS_LENGTHS"] else 1
+    shown = masks.window(None, None)
+    if c["HAS_LEFT"]:
+        shown = masks.window(len_k // 2, 9, anchor="bottom_right")
+    elif c["HAS_RIGHT"]:
+        shown = masks.causal("bottom_right")
+    mask = cases.shown_by(shown)
+    if c["HAS_LENGTHS"]:
+        mask = cases.lengths(len_k, len_k // 3, 0, dtype=torch.int32, then=shown)
+    bias = None
+    if c.get("MASK_MODE"):
+        mask, bias = _with_tensor(mask), cases.added((2, len_q, len_k))
+    sizes = (batch, 2, 1, len_q, len_k, head_dim, head_dim)
+    return AttentionCase(spec.name, sizes, dtype, mask=mask, bias=bias)
+
+
+def _with_tensor(mask: cases.Extra) -> cases.Extra:
+    """The same mask and a bool tensor, whose rows start at multiples of 16 bytes."""
+
+    def make(case: AttentionCase, device: torch.device) -> masks.Mask:
+        _, heads, _, len_q, len_k, _, _ = case.sizes
+        whole = torch.ones((heads, len_q, -(-len_k // 16) * 16), dtype=torch.bool)
+        visible = whole[..., :len_k]
+        visible.copy_(cases.visible((heads, len_q, len_k))(case, device))
+        return mask(case, device) & visible
+
+    return make
+
+
+def constants(call: Call) -> Iterator[tuple[str, object]]:
+    """The compile-time parameters that the call's problem and config give its kernel."""
+    from tileloom.ops.attention import kernel_gluon_sm90_fwd, kernel_triton
+
+    problem: Any = cases.problem_of(call.case.inputs())
+    config: Any = call.config
+    kernel: Any = kernel_triton if config.backend == "triton" else kernel_gluon_sm90_fwd
+    yield from kernel.constants(problem, config).items()
