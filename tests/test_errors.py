@@ -16,6 +16,8 @@ BUILTIN = {
     "ConfigError": ValueError,
     "GradientError": NotImplementedError,
     "CompileError": RuntimeError,
+    "LaunchError": RuntimeError,
+    "ArgumentError": TypeError,
 }
 
 

@@ -49,6 +49,18 @@ class CompileError(TileloomError, RuntimeError):
     """A kernel did not compile; the text names kernel, config, stage and the first cause."""
 
 
+class BundleError(TileloomError, ValueError):
+    """A bundle is damaged, or does not fit this machine, these versions or these arguments."""
+
+
+class LaunchError(TileloomError, RuntimeError):
+    """A kernel could not be loaded or launched; the text has the driver's own words."""
+
+
+class ArgumentError(TileloomError, TypeError):
+    """A launch has too many arguments, too few, or one of a type that the kernel cannot take."""
+
+
 def bullet_list(reasons: Mapping[str, Sequence[str]]) -> str:
     """Format reasons by backend, one line each, for the text of an `UnsupportedError`.
 
