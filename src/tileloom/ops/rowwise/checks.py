@@ -1,0 +1,121 @@
+"""The checks that row-wise operators share; each failure is a sentence about the caller's argument.
+
+`op` is the public function's name, as it stands at the beginning of every text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tileloom.errors import DeviceError, DtypeError, OptionError, ShapeError, UnknownOptionError
+from tileloom.ops.rowwise.config import CONFIGS
+
+_FLOATS = "torch.float16, torch.bfloat16, torch.float32, torch.float64"
+
+
+def unknown_option(
+    op: str, name: str, options: Sequence[str], elsewhere: Mapping[str, str]
+) -> UnknownOptionError:
+    """Make the error for a keyword that the function does not have.
+
+    Args:
+        op: The function.
+        name: The keyword.
+        options: The keywords that it has.
+        elsewhere: What other libraries call an option, and what to write instead.
+
+    Returns:
+        The error; it names the nearest option.
+    """
+    remedy = elsewhere.get(name)
+    if remedy is None:
+        near = difflib.get_close_matches(name, options, n=1)
+        remedy = f"{near[0]}=" if near else "one of these"
+    return UnknownOptionError(
+        f"{op}: there is no option '{name}'; options: {', '.join(options)}. Try: {remedy}."
+    )
+
+
+def check_tensor(op: str, name: str, tensor: object) -> None:
+    """Refuse what is no dense tensor of floating numbers."""
+    if not isinstance(tensor, torch.Tensor):
+        raise DtypeError(
+            f"{op}: {name} is a {type(tensor).__name__}; it must be a torch.Tensor. "
+            f"Try: torch.as_tensor({name})."
+        )
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else tensor.layout
+        raise DtypeError(
+            f"{op}: {name} is a {kind} tensor; supported: dense strided tensors. "
+            f"Try: {name}.to_dense()."
+        )
+    if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+        raise DtypeError(
+            f"{op}: {name} has dtype {tensor.dtype}; supported: {_FLOATS}. "
+            f"Try: {name}.to(torch.bfloat16)."
+        )
+
+
+def check_rows(op: str, name: str, tensor: object) -> None:
+    """Refuse what is no dense floating tensor `[..., n]` of at least one dimension."""
+    check_tensor(op, name, tensor)
+    assert isinstance(tensor, torch.Tensor)
+    if tensor.dim() == 0:
+        raise ShapeError(
+            f"{op}: {name} has no dimension; it must have shape [..., n]. Try: {name}.reshape(1)."
+        )
+
+
+def check_device(op: str, name: str, tensor: torch.Tensor, first: torch.Tensor, of: str) -> None:
+    """Refuse a tensor on another device than the first one, which is called `of`."""
+    if tensor.device != first.device:
+        raise DeviceError(
+            f"{op}: {name} is on {tensor.device}, {of} on {first.device}; they must be on the same "
+            f"device. Try: {name}.to({of}.device)."
+        )
+
+
+def check_alike(op: str, name: str, tensor: object, first: torch.Tensor, of: str) -> None:
+    """Refuse a tensor whose shape, dtype or device is not that of the first, called `of`."""
+    check_tensor(op, name, tensor)
+    assert isinstance(tensor, torch.Tensor)
+    if tensor.shape != first.shape:
+        raise ShapeError(
+            f"{op}: {name} has shape {tuple(tensor.shape)}, {of} has {tuple(first.shape)}; they "
+            f"must be the same. Try: {name}.expand_as({of}) where it broadcasts."
+        )
+    if tensor.dtype != first.dtype:
+        raise DtypeError(
+            f"{op}: {name} has dtype {tensor.dtype}, {of} has {first.dtype}; they must be the "
+            f"same. Try: {name}.to({of}.dtype)."
+        )
+    check_device(op, name, tensor, first, of)
+
+
+def check_vector(op: str, name: str, vector: object, x: torch.Tensor) -> None:
+    """Refuse a weight or bias that is no floating `[n]` on x's device; None passes."""
+    if vector is None:
+        return
+    check_tensor(op, name, vector)
+    assert isinstance(vector, torch.Tensor)
+    width = x.shape[-1]
+    if vector.dim() != 1 or vector.shape[0] != width:
+        flat = vector.numel() == width
+        raise ShapeError(
+            f"{op}: {name} has shape {tuple(vector.shape)}, x has rows of {width} elements; it "
+            f"must have shape ({width},). "
+            f"Try: {f'{name}.flatten()' if flat else 'one entry for each element of a row'}."
+        )
+    check_device(op, name, vector, x, "x")
+
+
+def check_config(op: str, config: object) -> None:
+    """Refuse a config that is none of the backends'."""
+    if config is not None and not isinstance(config, CONFIGS):
+        raise OptionError(
+            f"{op}: config is a {type(config).__name__}; it must be one of "
+            f"{', '.join(c.__name__ for c in CONFIGS)}, or None."
+        )

@@ -1,0 +1,204 @@
+"""The backends that every row-wise operator has, and how one is chosen.
+
+An operator adds a rule, `(problem, target) -> TritonConfig`, and its own reasons where it has any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from tileloom.errors import ConfigError, OptionError, bullet_list
+from tileloom.ops import _op
+from tileloom.ops._op import Choice, has_triton
+from tileloom.ops.rowwise.rows import Rows
+from tileloom.target import Target
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""What the Triton kernels take; float64 goes to the reference."""
+
+_MAX_INT32 = 2**31 - 1
+LARGEST_WIDTH = 2**30
+
+
+class RowProblem(Protocol):
+    """What the shared reasons read of an operator's problem."""
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of all its tensors."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the rows."""
+        ...
+
+
+Problem = TypeVar("Problem", bound=RowProblem)
+
+
+@dataclass(frozen=True)
+class ReferenceConfig:
+    """The formula in plain torch, in the operator's `reference.py`. Runs everywhere."""
+
+    backend = "reference"
+
+    def encode(self) -> str:
+        """Return the config as the text that the operator's schema carries."""
+        return "reference"
+
+    def reasons_against(self, problem: RowProblem, target: Target) -> tuple[str, ...]:
+        """Return why this config cannot run the problem on the target; empty if it can."""
+        del problem, target
+        return ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program of a row-wise kernel holds at a time.
+
+    Attributes:
+        block: Columns: a power of two. Where it covers the row, the row is read once and kept in
+            registers, else it is walked in blocks.
+        rows: Rows: a power of two.
+        num_warps: Warps: a power of two.
+        per_sm: Programs for each multiprocessor, of kernels whose programs walk over many rows.
+    """
+
+    block: int
+    rows: int = 1
+    num_warps: int = 4
+    per_sm: int = 1
+
+    def faults(self, name: str) -> list[str]:
+        """What is wrong with the tile itself; `name` is what the config calls it."""
+        why: list[str] = []
+        ranges = (("block", 16, 65536), ("rows", 1, 1024), ("num_warps", 1, 32), ("per_sm", 1, 32))
+        for field, least, most in ranges:
+            value = getattr(self, field)
+            power = field == "per_sm" or not value & (value - 1)
+            if not isinstance(value, int) or not power or not least <= value <= most:
+                kind = "an integer" if field == "per_sm" else "a power of two"
+                why.append(f"{name}.{field} is {value}, not {kind} in {least}..{most}")
+        if not why and self.block * self.rows > 2**17:
+            why.append(f"{name} has {self.block} x {self.rows} elements, more than 2^17")
+        return why
+
+    def encode(self) -> str:
+        """Return the tile as text."""
+        return f"{self.block},{self.rows},{self.num_warps},{self.per_sm}"
+
+
+@dataclass(frozen=True)
+class TritonConfig:
+    """The portable kernels.
+
+    Attributes:
+        forward: Tile of the forward kernel; None: as the operator's rule says.
+        backward: Tile of the backward kernel; None: as the operator's rule says.
+    """
+
+    forward: Tile | None = None
+    backward: Tile | None = None
+    backend = "triton"
+
+    def encode(self) -> str:
+        """Return the config as the text that the operator's schema carries."""
+        return "triton:" + "/".join(
+            "" if t is None else t.encode() for t in (self.forward, self.backward)
+        )
+
+    def filled(self, rule: TritonConfig) -> TritonConfig:
+        """Return the config with the rule's tiles where it has none."""
+        return TritonConfig(self.forward or rule.forward, self.backward or rule.backward)
+
+    def reasons_against(self, problem: RowProblem, target: Target) -> tuple[str, ...]:
+        """Return why this config cannot run the problem on the target; empty if it can."""
+        why: list[str] = []
+        if target.kind == "cpu":
+            why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
+        elif target.capability < (8, 0):
+            why.append(
+                f"it needs compute capability 8.0 or later, and {target.name} has "
+                f"{target.capability[0]}.{target.capability[1]}"
+            )
+        if not has_triton():
+            why.append("Triton is not installed")
+        if problem.dtype not in DTYPES:
+            why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
+        why += problem.rows.reasons
+        if problem.rows.count > _MAX_INT32:
+            why.append(f"there are {problem.rows.count} rows, more than 2^31 - 1")
+        if problem.rows.width > LARGEST_WIDTH:
+            why.append(f"a row has {problem.rows.width} elements, more than 2^30")
+        for name, tile in (("forward", self.forward), ("backward", self.backward)):
+            if tile is not None:
+                why += tile.faults(name)
+        return tuple(why)
+
+
+RowConfig = ReferenceConfig | TritonConfig
+CONFIGS = (ReferenceConfig, TritonConfig)
+
+
+def decode(text: str) -> RowConfig | None:
+    """Read a config from the text that the operators' schemas carry; "" means: choose."""
+    backend, _, rest = text.partition(":")
+    if backend == "triton":
+        tiles = [Tile(*(int(f) for f in t.split(","))) if t else None for t in rest.split("/")]
+        return TritonConfig(*tiles)
+    if backend in ("reference", ""):
+        return ReferenceConfig() if backend else None
+    raise OptionError(f"config {text!r} names no backend; it must be 'triton:...' or 'reference'.")
+
+
+def announce(choice: Choice, problem: RowProblem) -> None:
+    """Make the decision visible; warn once where the kernels refused what they are made for."""
+    refused = "triton" in choice.refused and problem.dtype in DTYPES
+    _op.announce(choice, slower_than="triton" if refused else None)
+
+
+def choose(
+    op: str,
+    problem: Problem,
+    target: Target,
+    config: RowConfig | None,
+    rule: Callable[[Problem, Target], TritonConfig],
+) -> Choice:
+    """Choose backend and config: an explicit config, else the kernels, else the reference.
+
+    Args:
+        op: The operator's name.
+        problem: What is to be computed.
+        target: Where.
+        config: Forces its backend; tiles that it leaves open come from the rule.
+        rule: The tiles for a problem where the kernels run.
+
+    Returns:
+        The decision with its source, and the reasons of the kernels if they refused.
+
+    Raises:
+        ConfigError: If an explicit config cannot run the problem.
+    """
+    if config is not None:
+        if isinstance(config, TritonConfig):
+            config = config.filled(rule(problem, target))
+        reasons = config.reasons_against(problem, target)
+        if reasons:
+            raise ConfigError(
+                f"{op}: config={config} cannot run this problem:\n"
+                f"{bullet_list({config.backend: reasons})}\n"
+                "Try: config=None, which chooses a backend that can."
+            )
+        return Choice(op, config.backend, config, "explicit", {}, problem)
+    if target.kind == "cpu":
+        return Choice(op, "reference", ReferenceConfig(), "rule", {}, problem)
+    best = rule(problem, target)
+    reasons = best.reasons_against(problem, target)
+    if not reasons:
+        return Choice(op, best.backend, best, "rule", {}, problem)
+    return Choice(op, "reference", ReferenceConfig(), "rule", {best.backend: reasons}, problem)
