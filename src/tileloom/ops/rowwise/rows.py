@@ -33,6 +33,8 @@ class Rows:
         vector: The unit that strides and width come in for the kernels: 16 bytes in elements where
             every tensor's strides and n are multiples of it and rows are dense; 1 where rows are
             dense; 0 where some row has a stride of its own.
+        loose: The same strides of tensors that are walked along but have a unit of their own, such
+            as a mask or one number a row.
     """
 
     count: int
@@ -40,6 +42,7 @@ class Rows:
     sizes: tuple[int, ...]
     strides: tuple[Strides | None, ...]
     vector: int
+    loose: tuple[Strides | None, ...] = ()
 
     @property
     def groups(self) -> int:
@@ -78,16 +81,34 @@ class Rows:
         Strides of the outer, middle and inner group and of the row's elements; None for a group
         that is not there, for dense rows, and for a tensor that is not given.
         """
-        strides = self.strides[tensor]
+        return self._padded(self.strides[tensor], self.vector)
+
+    def loose_vector(self, tensor: int, wide: int) -> int:
+        """The unit, as `vector`, of the tensor at this place of `loose`: `wide`, 1 or 0."""
+        strides = self.loose[tensor]
+        if strides is None or strides[-1] != 1:
+            return 0
+        return wide if all(n % wide == 0 for n in (self.width, *strides[:-1])) else 1
+
+    def loose_arguments(self, tensor: int, vector: int) -> tuple[int | None, ...]:
+        """The kernels' arguments `t_0, t_1, t_2, t_d` of a loose tensor in units of `vector`."""
+        return self._padded(self.loose[tensor], vector)
+
+    def _padded(self, strides: Strides | None, vector: int) -> tuple[int | None, ...]:
         if strides is None:
             return (None,) * (MOST_GROUPS + 1)
         *groups, last = strides
-        padded = (None,) * (MOST_GROUPS - self.groups) + tuple(s // self.unit for s in groups)
-        return (*padded, last if self.vector == 0 else None)
+        padded = (None,) * (MOST_GROUPS - self.groups) + tuple(s // (vector or 1) for s in groups)
+        return (*padded, last if vector == 0 else None)
 
 
 def rows_of(
-    shape: Sequence[int], strides: Sequence[Strides | None], itemsize: int, *, dense: bool = True
+    shape: Sequence[int],
+    strides: Sequence[Strides | None],
+    itemsize: int,
+    *,
+    dense: bool = True,
+    loose: Sequence[Strides | None] = (),
 ) -> Rows:
     """Merge the leading dimensions of tensors that have one shape.
 
@@ -96,12 +117,15 @@ def rows_of(
         strides: The strides of each tensor, None for one that is not given.
         itemsize: Bytes of an element, the smallest of the tensors' if they differ.
         dense: False where a further argument (a strided weight) takes away the unit stride.
+        loose: The strides of tensors that are walked along but do not count for `vector`; for one
+            number a row the last stride is 1.
 
     Returns:
         The rows. More than three groups are not refused here: see `Rows.reasons`.
     """
     *outer, width = shape
-    given = [s for s in strides if s is not None]
+    every = (*strides, *loose)
+    given = [s for s in every if s is not None]
     sizes: list[int] = []
     merged: list[list[int]] = [[] for _ in given]
     for axis, size in enumerate(outer):
@@ -117,15 +141,17 @@ def rows_of(
                 m.append(s[axis])
     if not sizes:
         sizes, merged = [1], [[0] for _ in given]
-    last = [s[-1] if width > 1 else 1 for s in given]
+    found = iter((*m, s[-1] if width > 1 else 1) for m, s in zip(merged, given))
+    walked = tuple(None if s is None else next(found) for s in every)
+    own, others = walked[: len(strides)], walked[len(strides) :]
     wide = max(1, 16 // itemsize)
-    is_dense = dense and all(s == 1 for s in last)
-    is_wide = width % wide == 0 and all(s % wide == 0 for m in merged for s in m)
-    found = iter(tuple([*m, d]) for m, d in zip(merged, last))
+    is_dense = dense and all(s[-1] == 1 for s in own if s is not None)
+    is_wide = width % wide == 0 and all(n % wide == 0 for s in own if s for n in s[:-1])
     return Rows(
         count=math.prod(outer),
         width=width,
         sizes=tuple(sizes),
-        strides=tuple(None if s is None else next(found) for s in strides),
+        strides=own,
         vector=(wide if is_wide else 1) if is_dense else 0,
+        loose=others,
     )

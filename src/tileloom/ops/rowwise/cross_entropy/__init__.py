@@ -1,0 +1,5 @@
+"""Cross entropy of logits and labels."""
+
+from tileloom.ops.rowwise.cross_entropy.reference import cross_entropy_reference
+
+__all__ = ["cross_entropy_reference"]

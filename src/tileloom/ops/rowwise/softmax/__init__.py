@@ -1,0 +1,5 @@
+"""Softmax over the rows of a tensor, with or without a mask."""
+
+from tileloom.ops.rowwise.softmax.reference import softmax_reference
+
+__all__ = ["softmax_reference"]
