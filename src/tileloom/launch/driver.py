@@ -107,6 +107,14 @@ def capability(device: int) -> int:
     return numbers[0].value * 10 + numbers[1].value
 
 
+@functools.cache
+def cuda_version() -> int:
+    """Return the CUDA version that the driver is for, as it counts: 12080 for 12.8."""
+    number = ctypes.c_int()
+    _check(library().cuDriverGetVersion(ctypes.byref(number)), "asking the driver for its version")
+    return number.value
+
+
 @dataclass(frozen=True)
 class Function:
     """A kernel in the memory of a device.
