@@ -46,3 +46,18 @@ def softmax_reference(
     e = torch.where(visible, torch.exp(shown - peak), 0.0)
     total = e.sum(-1, keepdim=True)
     return (e / torch.where(total == 0.0, 1.0, total)).to(out_dtype)
+
+
+def softmax_backward_reference(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    """Compute the gradient of softmax from its output: `y (dy - sum(dy y))` along the rows.
+
+    Args:
+        y: What softmax returned, `[..., N]`, any floating dtype and strides.
+        dy: The gradient of y, y's shape and dtype.
+
+    Returns:
+        The gradient of x, `[..., N]` in y's dtype; computed at least in float32.
+    """
+    dtype = torch.promote_types(y.dtype, torch.float32)
+    p, g = y.to(dtype), dy.to(dtype)
+    return (p * (g - (p * g).sum(-1, keepdim=True))).to(y.dtype)

@@ -1,0 +1,53 @@
+"""Device code of softmax and cross entropy: the sum of exponentials of a row that comes in blocks.
+
+Maximum and sum are kept lane by lane. A lane is a thread's few elements of every block: a block
+`[LANES, VECTOR]` costs one exponential for each element and one for each lane, and no two threads
+wait for each other until `join_lanes`.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_to_sum(peak, total, z):
+    """Take the block z `[L, V]` into the maximum and the sum of exp(z - maximum), each `[L]`."""
+    new = tl.maximum(peak, tl.max(z, 1))
+    shift = tl.where(new == float("-inf"), 0.0, new)
+    total = total * tl.exp(peak - shift) + tl.sum(tl.exp(z - shift[:, None]), 1)
+    return new, total
+
+
+@triton.jit
+def join_lanes(peak, total):
+    """Maximum and sum of exp(z - maximum) over all lanes; a row of -inf gives -inf and 0."""
+    top = tl.max(peak, 0)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    return top, tl.sum(total * tl.exp(peak - shift), 0)
+
+
+@triton.jit
+def load_block(row, start, inside, n, other, stride_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
+    """Load the elements `start + inside` of the row at `row`; with CUT `other` from n on.
+
+    `inside` is the place in the block, int32 and less than its size; `start` may be anything below
+    2^30.
+    """
+    if VECTOR == 0:
+        at = row + (start + inside).to(tl.int64) * tl.cast(stride_d, tl.int64)
+    else:
+        at = (row + tl.cast(start, tl.int64)) + inside
+    if CUT:
+        return tl.load(at, mask=start + inside < n, other=other)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def store_block(row, start, inside, n, values, CUT: tl.constexpr):
+    """Store the elements `start + inside` of the dense row at `row`; with CUT those below n."""
+    at = (row + tl.cast(start, tl.int64)) + inside
+    if CUT:
+        tl.store(at, values.to(row.dtype.element_ty), mask=start + inside < n)
+    else:
+        tl.store(at, values.to(row.dtype.element_ty))

@@ -1,0 +1,98 @@
+"""The public function `softmax`: checks its arguments, then calls `tileloom::softmax_fwd`."""
+
+from __future__ import annotations
+
+import torch
+
+from tileloom.errors import DtypeError, ShapeError
+from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
+from tileloom.ops.rowwise.config import RowConfig
+from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
+
+_OPTIONS = ("mask", "config")
+_ELSEWHERE = {  # what other libraries call it
+    "dim": "softmax(x.transpose(dim, -1)).transpose(dim, -1), which copies nothing",
+    "axis": "softmax(x.transpose(axis, -1)).transpose(axis, -1), which copies nothing",
+    "dtype": "softmax(x.to(dtype))",
+    "attn_mask": "mask=",
+    "where": "mask=",
+    "scale": "softmax(scale * x)",
+}
+
+
+def softmax(
+    x: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    config: RowConfig | None = None,
+    **unknown: object,
+) -> torch.Tensor:
+    """Compute softmax over the last dimension, of all elements or of those that a mask shows.
+
+    Math: `y_i = exp(x_i) / sum_j exp(x_j)` over the visible elements of a row, in float32, with the
+    row's maximum subtracted first.
+    Equivalent: `torch.softmax(x.masked_fill(~mask, -inf), -1)`, but for rows that show nothing.
+
+    Args:
+        x: `[..., N]`, float16, bfloat16 or float32 (float64 by the reference), any strides.
+        mask: A bool tensor that broadcasts to x (True = visible), any strides; it is not expanded
+            in memory.
+        config: Forces a backend: a `ReferenceConfig` or `TritonConfig` of
+            `tileloom.ops.rowwise.config`. Default: the kernels where they take the problem.
+        unknown: Any other keyword is refused with the nearest option.
+
+    Returns:
+        `[..., N]`, contiguous, in x's dtype. A hidden element, and one that is -inf, gives 0; a
+        hidden one may hold anything, NaN included. A row that shows nothing gives 0 (as attention
+        does, and `torch._safe_softmax`; `torch.softmax` gives NaN). A visible NaN or +inf makes its
+        row NaN.
+
+    Raises:
+        ShapeError: If x has no dimension, or the mask does not broadcast to it.
+        DtypeError: If a dtype is not supported.
+        DeviceError: If the tensors lie on different devices.
+        OptionError: If `config` is no config.
+        UnknownOptionError: If there is no such option.
+        ConfigError: If `config` cannot run the problem; it lists the reasons.
+
+    Memory: the output, which is all that is kept for the gradient.
+    Determinism: bitwise repeatable.
+    Gradients: of x, `y (dy - sum(dy y))`, 0 where an element is hidden; a second gradient is
+        refused with an error.
+    Autocast: leaves it alone: x's dtype is the output's, and sums are in float32 anyway.
+    Hardware: portable kernels from sm_80 on; the CPU by the reference.
+    Source: online softmax (arXiv 1805.02867) where a row does not fit into registers.
+
+    Example:
+        >>> softmax(torch.tensor([[0.0, 0.0, 9.0]]), mask=torch.tensor([True, True, False]))
+        tensor([[0.5000, 0.5000, 0.0000]])
+    """
+    if unknown:
+        raise unknown_option("softmax", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
+    check_rows("softmax", "x", x)
+    if mask is not None:
+        _check_mask(mask, x)
+    check_config("softmax", config)
+    return softmax_fwd(x, mask, "" if config is None else config.encode())
+
+
+def _check_mask(mask: object, x: torch.Tensor) -> None:
+    if not isinstance(mask, torch.Tensor):
+        raise DtypeError(
+            f"softmax: mask is a {type(mask).__name__}; it must be a bool tensor or None. "
+            "Try: torch.as_tensor(mask)."
+        )
+    if mask.dtype is not torch.bool:
+        hint = "x + mask, for numbers that are added" if mask.is_floating_point() else "mask != 0"
+        raise DtypeError(
+            f"softmax: mask has dtype {mask.dtype}; it must be torch.bool, True where an element "
+            f"is visible. Try: {hint}."
+        )
+    pairs = zip(reversed(mask.shape), reversed(x.shape))
+    if mask.dim() > x.dim() or any(m not in (1, n) for m, n in pairs):
+        raise ShapeError(
+            f"softmax: mask has shape {tuple(mask.shape)}, which does not broadcast to x's "
+            f"{tuple(x.shape)}. Try: give mask x's dimensions, of size 1 where it is the same for "
+            "all."
+        )
+    check_device("softmax", "mask", mask, x, "x")

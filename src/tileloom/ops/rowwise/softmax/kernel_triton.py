@@ -1,0 +1,174 @@
+"""Softmax forward and backward in portable Triton (sm_80 and later).
+
+Mathematics, for the visible elements of a row (hidden ones count as -inf and give 0):
+
+    m = max x,  l = sum exp(x - m),  y = exp(x - m) / l          a row that shows nothing: 0
+    dx = y (dy - sum(dy y))
+
+Tile picture. Where a row fits, `softmax_fwd_kernel` and `softmax_bwd_kernel` hold ROWS whole rows
+of BLOCK columns in registers:
+
+    program p:  rows p ROWS .. (p + 1) ROWS - 1,  columns 0 .. BLOCK - 1
+
+Longer rows are walked by one program each, `softmax_*_walk_kernel`, in blocks of BLOCK columns, and
+walked back from the end for the second pass, so that what was read last, and is still in L2, is
+read first. A block is `[LANES, VECTOR]`, a thread's 16 bytes along the second dimension: maximum
+and sum are kept lane by lane (`pieces_softmax`), and lanes meet only once a row.
+
+Bytes moved: x (or y and dy) once where the row fits, and once more from L2 where it is walked; y
+(or dx) once; the mask as often as x.
+
+Offsets are 64-bit outside a block: see `pieces_triton`.
+"""
+
+import triton
+import triton.language as tl
+
+from tileloom.ops.rowwise.pieces_softmax import add_to_sum, join_lanes, load_block, store_block
+from tileloom.ops.rowwise.pieces_triton import row_offsets, tile_pointers
+
+INT_ARGUMENTS = (
+    *("count", "width", "size_1", "size_2", "x_0", "x_1", "x_2", "x_d"),
+    *("mask_0", "mask_1", "mask_2", "mask_d"),
+)
+INT_ARGUMENTS_BACKWARD = (
+    *("count", "width", "size_1", "size_2", "y_0", "y_1", "y_2", "y_d"),
+    *("dy_0", "dy_1", "dy_2", "dy_d"),
+)
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS)
+def softmax_fwd_kernel(
+    x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, mask_0, mask_1, mask_2, mask_d,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    n = width * UNIT
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    seen = (rows < count)[:, None] & (columns < n)[None, :]
+    z = tl.load(
+        tile_pointers(x, rows, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR),
+        mask=seen, other=float("-inf"),
+    ).to(tl.float32)  # fmt: skip
+    if mask is not None:
+        visible = tl.load(
+            tile_pointers(mask, rows, columns, size_1, size_2, mask_0, mask_1, mask_2, mask_d,
+                          GROUPS, MASK_VECTOR),
+            mask=seen, other=0,
+        )  # fmt: skip
+        z = tl.where(visible != 0, z, float("-inf"))
+    peak = tl.max(z, 1)
+    e = tl.exp(z - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
+    total = tl.sum(e, 1)
+    out = e * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+    at = (y + rows * n)[:, None] + columns[None, :]
+    tl.store(at, out.to(y.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR: tl.constexpr,
+             MASK_VECTOR: tl.constexpr, CUT: tl.constexpr):  # fmt: skip
+    """Load a block of a row in float32, -inf where it is hidden; with CUT it ends at n."""
+    z = load_block(x, start, inside, n, float("-inf"), x_d, VECTOR, CUT).to(tl.float32)
+    if mask is not None:
+        visible = load_block(mask, start, inside, n, 0, mask_d, MASK_VECTOR, CUT)
+        z = tl.where(visible != 0, z, float("-inf"))
+    return z
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS)
+def softmax_fwd_walk_kernel(
+    x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, mask_0, mask_1, mask_2, mask_d,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    LANES: tl.constexpr = BLOCK // UNIT
+    n = width * UNIT
+    full = n // BLOCK * BLOCK
+    row = tl.program_id(0).to(tl.int64)
+    x += row_offsets(row, size_1, size_2, x_0, x_1, x_2, GROUPS, VECTOR)
+    y += row * n
+    if mask is not None:
+        mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
+    inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    peak = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    for start in range(0, full, BLOCK):
+        z = _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, False)
+        peak, total = add_to_sum(peak, total, z)
+    if full < n:
+        z = _visible(x, mask, full, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, True)
+        peak, total = add_to_sum(peak, total, z)
+    top, total_of_row = join_lanes(peak, total)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    factor = 1.0 / tl.where(total_of_row == 0.0, 1.0, total_of_row)
+    if full < n:
+        z = _visible(x, mask, full, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, True)
+        store_block(y, full, inside, n, tl.exp(z - shift) * factor, True)
+    for done in range(0, full, BLOCK):
+        start = full - BLOCK - done
+        z = _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, False)
+        store_block(y, start, inside, n, tl.exp(z - shift) * factor, False)
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD)
+def softmax_bwd_kernel(
+    y, dy, dx, count, width, size_1, size_2, y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    n = width * UNIT
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    seen = (rows < count)[:, None] & (columns < n)[None, :]
+    p = tl.load(
+        tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR),
+        mask=seen, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    g = tl.load(
+        tile_pointers(dy, rows, columns, size_1, size_2, dy_0, dy_1, dy_2, dy_d, GROUPS, VECTOR),
+        mask=seen, other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    out = p * (g - tl.sum(p * g, 1)[:, None])
+    at = (dx + rows * n)[:, None] + columns[None, :]
+    tl.store(at, out.to(dx.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
+    p = load_block(y, start, inside, n, 0.0, y_d, VECTOR, CUT).to(tl.float32)
+    g = load_block(dy, start, inside, n, 0.0, dy_d, VECTOR, CUT).to(tl.float32)
+    return p, g
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD)
+def softmax_bwd_walk_kernel(
+    y, dy, dx, count, width, size_1, size_2, y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    LANES: tl.constexpr = BLOCK // UNIT
+    n = width * UNIT
+    full = n // BLOCK * BLOCK
+    row = tl.program_id(0).to(tl.int64)
+    y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
+    dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
+    dx += row * n
+    inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    lanes = tl.zeros([LANES], tl.float32)
+    for start in range(0, full, BLOCK):
+        p, g = _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR, False)
+        lanes += tl.sum(p * g, 1)
+    if full < n:
+        p, g = _pair(y, dy, full, inside, n, y_d, dy_d, VECTOR, True)
+        lanes += tl.sum(p * g, 1)
+    total = tl.sum(lanes, 0)
+    if full < n:
+        p, g = _pair(y, dy, full, inside, n, y_d, dy_d, VECTOR, True)
+        store_block(dx, full, inside, n, p * (g - total), True)
+    for done in range(0, full, BLOCK):
+        start = full - BLOCK - done
+        p, g = _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR, False)
+        store_block(dx, start, inside, n, p * (g - total), False)
