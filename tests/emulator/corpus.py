@@ -197,5 +197,46 @@ SPLIT = _bugs(
     ("parts-no-mask", "mask=which < tl.num_programs(0), other=0.0)", ")", "out-of-bounds", "tl.load(parts_ptr"),
 )  # fmt: skip
 
-BUGS = [*PIPELINED, *SPECIALISED, *COPIED, *NAMED, *EXCHANGE, *CHAIN, *SPLIT]
+READERS = _bugs(
+    "many_readers",
+    ("first-reader-forgotten", "range(READERS)", "range(1, READERS)", "race", "tl.store(table_ptr"),
+    ("second-reader-forgotten", "range(READERS)", "range(0, READERS, 2)", "race", "tl.store(table_ptr"),
+    ("last-reader-forgotten", "range(READERS)", "range(READERS - 1)", "race", "tl.store(table_ptr"),
+    ("count-of-first-reader", "range(READERS)", "range(1, READERS)", "race", "tl.load(count_ptr"),
+    ("done-before-read", '        tl.store(out_ptr + pid * N + at, tl.load(table_ptr + at))\n        tl.atomic_add(count_ptr, pid, sem="relaxed")\n        tl.atomic_add(done_ptr + pid, 1, sem="release")\n',
+     '        tl.atomic_add(done_ptr + pid, 1, sem="release")\n        tl.atomic_add(count_ptr, pid, sem="relaxed")\n        tl.store(out_ptr + pid * N + at, tl.load(table_ptr + at))\n', "race", "table_ptr"),
+)  # fmt: skip
+
+SUMS = _bugs(
+    "tile_sums",
+    ("relaxed-flags", 'sem="release"', 'sem="relaxed"', "race", "tl.load(sum_ptr"),
+    ("relaxed-wait", 'sem="acquire"', 'sem="relaxed"', "race", "tl.load(sum_ptr"),
+    ("flag-before-sum", '    tl.atomic_add(sum_ptr + at, tl.load(x_ptr + pid * N + at), sem="relaxed")\n    tl.atomic_add(flag_ptr + at, 1, sem="release")\n',
+     '    tl.atomic_add(flag_ptr + at, 1, sem="release")\n    tl.atomic_add(sum_ptr + at, tl.load(x_ptr + pid * N + at), sem="relaxed")\n', "race", "sum_ptr"),
+    ("a-plain-sum", 'tl.atomic_add(sum_ptr + at, tl.load(x_ptr + pid * N + at), sem="relaxed")', "tl.store(sum_ptr + at, tl.load(x_ptr + pid * N + at))", "race", "tl.store(sum_ptr"),
+)  # fmt: skip
+
+FLAGGED = _bugs(
+    "flagged_tile",
+    ("no-proxy-fence", "            fence_proxies()\n", "", "proxy", "tma_load(tile_desc"),
+    ("fence-of-shared-memory", "            fence_proxies()\n", "            fence_async_shared()\n", "proxy", "tma_load(tile_desc"),
+    ("fence-before-flag", "            wait_for(flags + tile)\n            fence_proxies()\n", "            fence_proxies()\n            wait_for(flags + tile)\n",
+     "proxy", "tma_load(tile_desc"),
+    ("no-flag", "            wait_for(flags + tile)\n", "", "race", "tile"),
+    ("flag-before-tile", "            gl.store(tile_ptr + tile * 512 + at, (at + tile).to(gl.float32))\n            signal(flags + tile)\n",
+     "            signal(flags + tile)\n            gl.store(tile_ptr + tile * 512 + at, (at + tile).to(gl.float32))\n", "race", "tile"),
+)  # fmt: skip
+
+BUGS = [
+    *PIPELINED,
+    *SPECIALISED,
+    *COPIED,
+    *NAMED,
+    *EXCHANGE,
+    *CHAIN,
+    *SPLIT,
+    *READERS,
+    *SUMS,
+    *FLAGGED,
+]
 CASES = sorted({bug.case for bug in BUGS})

@@ -51,6 +51,16 @@ def _pins(x_desc, out_ptr, helper: gl.constexpr):
 
 
 @gluon.jit
+def _adds(x_desc, out_ptr, helper: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+    buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
+    buf.store(gl.full([16, 32], 1.0, gl.float32, layout))
+    fence_async_shared()
+    helper(x_desc, [0, 0], buf)
+    tma.store_wait(0)
+
+
+@gluon.jit
 def _copies(x_desc, out_ptr, helper: gl.constexpr):
     buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
     bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -70,11 +80,12 @@ CALLS = {
     "pin": _pins,
     "tma_load": _copies,
     "tma_store": _copies,
+    "tma_reduce_add": _adds,
 }
 
 
 def helpers_of(module):
-    """The public functions for kernels that a module defines, or `compat` hands on."""
+    """The public functions for kernels that a module defines or hands on from Gluon."""
     own = module.__name__
     return {
         name: value
@@ -82,7 +93,7 @@ def helpers_of(module):
         if not name.startswith("_")
         and (
             (isinstance(value, JITFunction) and value.__module__ == own)
-            or (callable(value) and own.endswith(".compat"))
+            or getattr(value, "__triton_builtin__", False)
         )
     }
 

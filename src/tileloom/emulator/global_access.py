@@ -1,4 +1,4 @@
-"""Reads, writes and atomics on global memory: bounds, races, and the edges that atomics make."""
+"""Reads, writes and atomics on global memory: bounds, races, values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from tileloom.emulator import dtypes
-from tileloom.emulator.happens_before import Clock, join
+from tileloom.emulator.global_edges import acquire, forget, release
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
 from tileloom.emulator.memory import SPACING, Storage
-
-# Atomics on larger tensors make no happens-before edges: nobody spins on so many flags.
-EDGE_LIMIT = 256
 
 
 def locate(
@@ -134,9 +131,8 @@ def write(
     if mask is not None:
         index, bits = index[mask], bits[mask]
     launch = partition.cta.launch
-    launch.memory.access(
-        storage, selector(storage, index, size), partition, what, loc, write=True, atomic=atomic
-    )
+    select = selector(storage, index, size)
+    launch.memory.access(storage, select, partition, what, loc, write=True, atomic=atomic)
     words = storage.words(size)
     words[index] = bits
     launch.changed()
@@ -148,72 +144,8 @@ def write(
             f"{int(index.reshape(-1)[clash])} of '{storage.name}'",
             loc, what, hint="the value that stays is arbitrary: give each element one writer",
         )  # fmt: skip
-    if launch.released and not atomic:
-        for element in np.unique(index)[:EDGE_LIMIT].tolist():
-            launch.released.pop((storage.index, element * size), None)
-
-
-def acquire(partition: Partition, keys: list[tuple[int, int]], order: str, scope: str) -> None:
-    """Take over what the releases of some locations knew, if the order acquires."""
-    released = partition.cta.launch.released
-    for key in keys:
-        found = released.get(key)
-        if found is None:
-            continue
-        if order in ("acquire", "acq_rel", "seq_cst") and scope != "cta":
-            join(partition.clock, found[0])
-            join(partition.fence, found[1])
-        else:
-            partition.observed.append(found)
-            del partition.observed[:-32]
-
-
-def release(
-    partition: Partition, keys: list[tuple[int, int]], order: str, scope: str, modify: bool
-) -> None:
-    """Leave at some locations what the partition knows, if the order releases.
-
-    Args:
-        partition: Who releases.
-        keys: Storage numbers and byte offsets.
-        order: Memory order.
-        scope: Memory scope; ``cta`` makes no edge to other programs.
-        modify: Whether this is a read-modify-write, which continues earlier releases.
-    """
-    released = partition.cta.launch.released
-    mine: tuple[Clock, Clock] | None = partition.release_fence
-    if order in ("release", "acq_rel", "seq_cst") and scope != "cta":
-        partition.clock[partition.key] += 1
-        mine = (dict(partition.clock), dict(partition.fence))
-    for key in keys:
-        before = released.get(key) if modify else None
-        if before is not None and mine is not None:
-            clock, fence = dict(before[0]), dict(before[1])
-            join(clock, mine[0])
-            join(fence, mine[1])
-            released[key] = (clock, fence)
-        elif mine is not None:
-            released[key] = mine
-        elif not modify:
-            released.pop(key, None)
-
-
-def fence(partition: Partition) -> None:
-    """Play ``fence.acq_rel``: relaxed accesses around it make edges."""
-    for clock, proxy in partition.observed:
-        join(partition.clock, clock)
-        join(partition.fence, proxy)
-    partition.observed.clear()
-    partition.clock[partition.key] += 1
-    partition.release_fence = (dict(partition.clock), dict(partition.fence))
-
-
-def location_keys(storage: Storage, index: Any, size: int) -> list[tuple[int, int]]:
-    """Return the keys under which the edges of some elements are kept; none for large tensors."""
-    flat = np.asarray(index).reshape(-1)
-    if flat.size > EDGE_LIMIT:
-        return []
-    return [(storage.index, int(i) * size) for i in flat.tolist()]
+    if not atomic:
+        forget(storage, select)
 
 
 _UPDATE: dict[str, Any] = {
@@ -241,16 +173,13 @@ def atomic(
     lanes = np.ones(where.shape, np.bool_) if mask is None else mask
     flat = np.atleast_1d(index)[np.atleast_1d(lanes)]
     new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
-    launch.memory.access(
-        storage, selector(storage, flat, size), partition, what, loc, write=True, atomic=True
-    )
-    keys = location_keys(storage, flat, size)
-    acquire(partition, keys, order, scope)
+    select = selector(storage, flat, size)
+    launch.memory.access(storage, select, partition, what, loc, write=True, atomic=True)
+    acquire(partition, storage, select, order, scope)
     words = storage.words(size)
     before = words[flat].copy()
     out = _apply(words, flat, new, operation, elem, compare, where, lanes)
-    if order != "relaxed" or keys:
-        release(partition, keys, order, scope, modify=True)
+    release(partition, storage, select, order, scope, modify=True)
     if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):
         launch.changed()
     else:
@@ -319,10 +248,10 @@ def host_write(
     """
     grain = storage.elem_size
     index = np.arange(start // grain, -(-(start + data.size) // grain))
-    launch.memory.access(
-        storage, selector(storage, index, grain), host, "host", Loc(), write=True,
-        atomic=data.size <= 8,
-    )  # fmt: skip
+    select = selector(storage, index, grain)
+    launch.memory.access(storage, select, host, "host", Loc(), write=True, atomic=data.size <= 8)
     storage.words(1)[start : start + data.size] = data
     if data.size <= 8:
-        release(host, [(storage.index, start)], "release", "sys", modify=False)
+        release(host, storage, select, "release", "sys", modify=False)
+    else:
+        forget(storage, select)

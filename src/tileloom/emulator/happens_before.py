@@ -201,22 +201,38 @@ class SharedChecker:
 
 
 class GlobalShadow:
-    """For each element of a storage the last write and the last two readers, as record numbers."""
+    """What is known about each element of a storage, as numbers.
+
+    Attributes:
+        write: The last write, and atomics before it that it is not ordered after.
+        read: The reads since then that are not ordered before one another.
+        released: The release that stands there; None as long as there is none.
+    """
 
     def __init__(self, count: int) -> None:
         self.write = np.zeros(count, np.int32)
         self.read = np.zeros(count, np.int32)
-        self.read2 = np.zeros(count, np.int32)
+        self.released: np.ndarray | None = None
         self.written = False
         self.was_read = False
 
 
+def shadow_of(storage: Storage) -> GlobalShadow:
+    """Return a storage's shadow, making it if it has none."""
+    if storage.shadow is None:
+        storage.shadow = GlobalShadow(-(-storage.nbytes // storage.elem_size))
+    return storage.shadow
+
+
 class GlobalChecker:
-    """Checks accesses to global memory, between partitions and between programs of a launch."""
+    """Checks accesses to global memory, between partitions and between programs of a launch.
+
+    A number in a shadow array stands for a set of accesses: those that are not ordered, so that
+    none of them speaks for another one.
+    """
 
     def __init__(self) -> None:
-        self.records: list[Record | None] = [None]
-        self.owners = np.zeros(1024, np.int32)
+        self.sets: list[tuple[Record, ...]] = [()]
         self.count = 0
 
     def access(
@@ -247,89 +263,124 @@ class GlobalChecker:
         if key is None:
             key, epoch = partition.key, clock[partition.key]
         new = Record(partition, kind, proxy, write, loc, key, epoch, atomic)
-        number = len(self.records)
-        self.records.append(new)
-        if number >= self.owners.size:
-            self.owners = np.concatenate([self.owners, np.zeros_like(self.owners)])
-        self.owners[number] = partition.key
-        shadow = storage.shadow
-        if shadow is None:
-            shadow = storage.shadow = GlobalShadow(-(-storage.nbytes // storage.elem_size))
+        shadow = shadow_of(storage)
         if shadow.written:
             self._check(storage, select(shadow.write), new)
         if write:
             if shadow.was_read:
                 self._check(storage, select(shadow.read), new)
-                self._check(storage, select(shadow.read2), new)
-                _assign(select(shadow.read), 0)
-                _assign(select(shadow.read2), 0)
-            _assign(select(shadow.write), number)
+                if atomic:
+                    self._keep_atomic(select(shadow.read), clock)
+                else:
+                    assign(select(shadow.read), 0)
             shadow.written = True
+            self._remember(select(shadow.write), new, clock, keep=atomic)
         else:
-            self._remember_read(shadow, select, number, partition.key)
+            shadow.was_read = True
+            self._remember(select(shadow.read), new, clock, keep=True)
         return new
 
-    def _remember_read(self, shadow: GlobalShadow, select: Any, number: int, owner: int) -> None:
-        shadow.was_read = True
-        first = _values(select(shadow.read))
-        top = int(first.max()) if first.size else 0
-        if top and int(first.min()) == top:
-            if self.owners[top] != owner:
-                _assign(select(shadow.read2), top)
-        elif top:
-            keep = _values(select(shadow.read2))
-            others = (self.owners[first] != owner) & (first != 0)
-            _assign(select(shadow.read2), np.where(others, first, keep))
-        _assign(select(shadow.read), number)
+    def _remember(self, selection: Any, new: Record, clock: Clock, *, keep: bool) -> None:
+        """Put a record into a shadow array, with those it is not ordered after if they are kept."""
+        alone = len(self.sets)
+        self.sets.append((new,))
+        if not keep:
+            assign(selection, alone)
+            return
+        standing = values(selection)
+        if not standing.size:
+            return
+        top = int(standing.max())
+        if top == int(standing.min()):
+            assign(selection, self._together(top, new, clock, alone))
+            return
+        joint = np.zeros(len(self.sets), np.int32)
+        for number in self._distinct(standing):
+            joint[number] = self._together(number, new, clock, alone)
+        assign(selection, joint[standing])
+
+    def _distinct(self, standing: np.ndarray) -> list[int]:
+        """Return the different numbers, without the sort of `np.unique`."""
+        seen = np.zeros(len(self.sets), np.bool_)
+        seen[standing] = True
+        return np.flatnonzero(seen).tolist()
+
+    def _together(self, number: int, new: Record, clock: Clock, alone: int) -> int:
+        """Return the number of the set of `new` and of those it does not speak for."""
+        kept = tuple(
+            r for r in self.sets[number]
+            if (r.atomic or not r.write) and clock.get(r.key, 0) < r.epoch
+            and not (r.key == new.key and r.epoch <= new.epoch and r.atomic == new.atomic)
+        )  # fmt: skip
+        if not kept:
+            return alone
+        self.sets.append((*kept, new))
+        return len(self.sets) - 1
+
+    def _keep_atomic(self, selection: Any, clock: Clock) -> None:
+        """After an atomic write, plain reads are settled; unordered atomic reads still stand."""
+        standing = values(selection)
+        for number in self._distinct(standing):
+            kept = tuple(r for r in self.sets[number] if r.atomic and not r.known_to(clock))
+            if kept == self.sets[number]:
+                continue
+            now = standing.copy()
+            now[standing == number] = len(self.sets) if kept else 0
+            if kept:
+                self.sets.append(kept)
+            assign(selection, now)
+            standing = now
 
     def _check(self, storage: Storage, selection: Any, new: Record) -> None:
-        values = _values(selection)
-        if not values.size:
+        standing = values(selection)
+        if not standing.size:
             return
-        top = int(values.max())
+        top = int(standing.max())
         if top == 0:
             return
-        numbers = [top] if int(values.min()) == top else np.unique(values).tolist()
+        numbers = [top] if int(standing.min()) == top else self._distinct(standing)
+        for number in numbers:
+            for old in self.sets[number]:
+                if not (old.atomic and new.atomic) and (old.write or new.write):
+                    self._conflict(storage, old, new)
+
+    def _conflict(self, storage: Storage, old: Record, new: Record) -> None:
         partition = new.partition
         reporter = partition.cta.launch.reporter
-        for number in numbers:
-            old = self.records[number]
-            if old is None or (old.atomic and new.atomic) or not (old.write or new.write):
-                continue
-            name = f"global tensor '{storage.name}'"
-            if not old.known_to(partition.clock):
-                hint = _GLOBAL_HINT
-                if old.kind in ("TMA store", "TMA reduce") and old.partition is partition:
-                    hint = (
-                        "tma.store_wait() only waits until shared memory was read; the store to "
-                        "global memory needs cp.async.bulk.wait_group, or the end of the kernel"
-                    )
-                reporter.add(
-                    "race", _sentence(name, old, new), new.side(), other=old.side(), hint=hint
+        name = f"global tensor '{storage.name}'"
+        if not old.known_to(partition.clock):
+            hint = _GLOBAL_HINT
+            if old.kind in ("TMA store", "TMA reduce") and old.partition is partition:
+                hint = (
+                    "tma.store_wait() only waits until shared memory was read; the store to "
+                    "global memory needs cp.async.bulk.wait_group, or the end of the kernel"
                 )
-            elif (
-                old.proxy == "generic" and new.proxy == "async"
-                and old.write and partition.fence.get(-old.key, 0) < old.epoch
-            ):  # fmt: skip
-                message = (
-                    f"{name}: a generic-proxy {old.kind} write is followed by a {new.kind} through "
-                    "the async proxy without fence.proxy.async for global memory in between"
-                )
-                reporter.add(
-                    "proxy", message, new.side(), other=old.side(),
-                    hint="fence.proxy.async after the write, or after the acquire that saw it; "
-                    "fence_async_shared() orders shared memory only",
-                )  # fmt: skip
+            reporter.add("race", _sentence(name, old, new), new.side(), other=old.side(), hint=hint)
+        elif (
+            old.proxy == "generic" and new.proxy == "async"
+            and old.write and partition.fence.get(-old.key, 0) < old.epoch
+        ):  # fmt: skip
+            message = (
+                f"{name}: a generic-proxy {old.kind} write is followed by a {new.kind} through "
+                "the async proxy without fence.proxy.async for global memory in between"
+            )
+            reporter.add(
+                "proxy", message, new.side(), other=old.side(),
+                hint="fence.proxy.async after the write, or after the acquire that saw it; "
+                "fence_async_shared() orders shared memory only",
+            )  # fmt: skip
 
 
-def _values(selection: Any) -> np.ndarray:
+def values(selection: Any) -> np.ndarray:
+    """Return the shadow numbers of a selection: a view, or an ``(array, index)`` pair."""
     if isinstance(selection, tuple):
         array, index = selection
         return array[index]
     return selection
 
 
-def _assign(selection: Any, value: Any) -> None:
+def assign(selection: Any, value: Any) -> None:
+    """Set the shadow numbers of a selection."""
     if isinstance(selection, tuple):
         array, index = selection
         array[index] = value

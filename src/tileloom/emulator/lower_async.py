@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, global_access
+from tileloom.emulator import dtypes, global_access, global_edges
 from tileloom.emulator.barriers import MAX_COUNT, Barrier
 from tileloom.emulator.ir import Loc, Op
 from tileloom.emulator.lower import STEP, Program, Run, lowers
@@ -192,7 +192,7 @@ def _check_init_fence(partition: Partition, barrier: Barrier, loc: Loc) -> None:
 @lowers("ttng.fence", kind=STEP, attrs=["scope"], words=r"gpu|cta|sys|release|acquire|acq_rel")
 def _other_fence(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
-        global_access.fence(f[0])
+        global_edges.fence(f[0])
 
     return run
 

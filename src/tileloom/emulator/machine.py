@@ -252,7 +252,7 @@ class Launch:
         self.keys = 0
         self.shared = SharedChecker(self.options.war_fence)
         self.memory = GlobalChecker()
-        self.released: dict[tuple[int, int], tuple[Clock, Clock]] = {}
+        self.releases: list[tuple[Clock, Clock]] = [({}, {})]
         self.scratch: dict[Any, Any] = {}
         self.rng = random.Random(self.options.seed)
         self.explore = self.options.schedule == "random"

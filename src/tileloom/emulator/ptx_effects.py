@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, global_access
+from tileloom.emulator import dtypes, global_access, global_edges
 from tileloom.emulator.barriers import NamedBarrier
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.lower_async import wait_stores
 from tileloom.emulator.machine import Partition, Wait
+from tileloom.emulator.memory import Storage
 from tileloom.emulator.ptx import Instruction, Lanes
 from tileloom.emulator.ptx_values import WORD, width, words
 
@@ -161,7 +162,7 @@ def _fence(lanes: Lanes, i: Instruction) -> None:
     if "mbarrier_init" in parts:
         return
     if "cta" not in parts:
-        global_access.fence(partition)
+        global_edges.fence(partition)
 
 
 def _bulk(lanes: Lanes, i: Instruction) -> Steps:
@@ -202,6 +203,17 @@ def _vector(operand: str) -> list[str]:
     return [n.strip() for n in operand.strip("{}").split(",")]
 
 
+def _place(
+    lanes: Lanes, where: np.ndarray, size: int, i: Instruction
+) -> tuple[Storage, Any] | None:
+    """Return the storage and the elements that the lanes which run mean."""
+    used = np.unique(where if lanes.mask is None else where[lanes.mask])
+    storage, index = global_access.locate(lanes.partition, used, None, size, i.name, lanes.loc)
+    if storage is None:
+        return None
+    return storage, global_access.selector(storage, index, size)
+
+
 def _load(lanes: Lanes, i: Instruction) -> None:
     order, scope = _order_and_scope(i)
     partition = lanes.partition
@@ -216,12 +228,8 @@ def _load(lanes: Lanes, i: Instruction) -> None:
             partition, where + n * size, mask, None, elem, lanes.loc, i.name, atomic=strong
         )
         lanes.write(name, value.view(WORD[width(i.type)]))
-    if strong:
-        used = where if mask is None else where[mask]
-        storage, index = global_access.locate(partition, used, None, size, i.name, lanes.loc)
-        if storage is not None:
-            keys = global_access.location_keys(storage, np.unique(index), size)
-            global_access.acquire(partition, keys, order, scope)
+    if strong and (place := _place(lanes, where, size, i)) is not None:
+        global_edges.acquire(partition, *place, order, scope)
 
 
 def _store(lanes: Lanes, i: Instruction) -> None:
@@ -237,12 +245,8 @@ def _store(lanes: Lanes, i: Instruction) -> None:
         global_access.write(
             partition, where + n * size, values, lanes.mask, elem, lanes.loc, i.name, atomic=strong
         )
-    if strong:
-        used = where if lanes.mask is None else where[lanes.mask]
-        storage, index = global_access.locate(partition, used, None, size, i.name, lanes.loc)
-        if storage is not None:
-            keys = global_access.location_keys(storage, np.unique(index), size)
-            global_access.release(partition, keys, order, scope, modify=False)
+    if strong and (place := _place(lanes, where, size, i)) is not None:
+        global_edges.release(partition, *place, order, scope, modify=False)
 
 
 def _atomic(lanes: Lanes, i: Instruction) -> None:

@@ -1,0 +1,105 @@
+"""Happens-before edges through global memory: what releases leave at a place and acquires take up.
+
+For each element of a storage a number says which release stands there, so that an atomic on a large
+tensor costs as many joins as there are different releases under it, not as many as elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tileloom.emulator.happens_before import Clock, assign, join, shadow_of, values
+from tileloom.emulator.machine import Partition
+from tileloom.emulator.memory import Storage
+
+_ACQUIRES = ("acquire", "acq_rel", "seq_cst")
+_RELEASES = ("release", "acq_rel", "seq_cst")
+# How many relaxed reads of released places a later fence may still make edges of.
+_OBSERVED = 32
+
+
+def _numbers(selection: Any) -> list[int]:
+    return [n for n in np.unique(values(selection)).tolist() if n]
+
+
+def acquire(partition: Partition, storage: Storage, select: Any, order: str, scope: str) -> None:
+    """Take over what the releases at some elements knew, if the order acquires.
+
+    Args:
+        partition: Who reads.
+        storage: Where.
+        select: Picks the elements' part of a shadow array.
+        order: Memory order. A relaxed read counts only once a fence follows it.
+        scope: Memory scope; ``cta`` makes no edge to other programs.
+    """
+    shadow = shadow_of(storage)
+    if shadow.released is None:
+        return
+    releases = partition.cta.launch.releases
+    for number in _numbers(select(shadow.released)):
+        clock, fence = releases[number]
+        if order in _ACQUIRES and scope != "cta":
+            join(partition.clock, clock)
+            join(partition.fence, fence)
+        else:
+            partition.observed.append((clock, fence))
+            del partition.observed[:-_OBSERVED]
+
+
+def release(
+    partition: Partition, storage: Storage, select: Any, order: str, scope: str, *, modify: bool
+) -> None:
+    """Leave at some elements what the partition knows, if the order releases.
+
+    Args:
+        partition: Who writes.
+        storage: Where.
+        select: Picks the elements' part of a shadow array.
+        order: Memory order. A relaxed write releases what an earlier fence knew.
+        scope: Memory scope; ``cta`` makes no edge to other programs.
+        modify: Whether this is a read-modify-write, which continues earlier releases.
+    """
+    shadow = shadow_of(storage)
+    releases = partition.cta.launch.releases
+    mine: tuple[Clock, Clock] | None = partition.release_fence
+    if order in _RELEASES and scope != "cta":
+        partition.clock[partition.key] += 1
+        mine = (dict(partition.clock), dict(partition.fence))
+    if mine is None:
+        if not modify:
+            forget(storage, select)
+        return
+    if shadow.released is None:
+        shadow.released = np.zeros_like(shadow.write)
+    selection = select(shadow.released)
+    before = _numbers(selection) if modify else []
+    standing = values(selection).copy() if before else None
+    assign(selection, len(releases))
+    releases.append(mine)
+    for number in before:
+        clock, fence = dict(releases[number][0]), dict(releases[number][1])
+        join(clock, mine[0])
+        join(fence, mine[1])
+        now = values(selection).copy()
+        now[standing == number] = len(releases)
+        assign(selection, now)
+        releases.append((clock, fence))
+
+
+def forget(storage: Storage, select: Any) -> None:
+    """Let a plain or relaxed write end the release that stood at some elements."""
+    shadow = shadow_of(storage)
+    if shadow.released is not None:
+        assign(select(shadow.released), 0)
+
+
+def fence(partition: Partition) -> None:
+    """Play ``fence.acq_rel``: relaxed accesses around it make edges."""
+    for clock, proxy in partition.observed:
+        join(partition.clock, clock)
+        join(partition.fence, proxy)
+    partition.observed.clear()
+    partition.clock[partition.key] += 1
+    partition.release_fence = (dict(partition.clock), dict(partition.fence))
