@@ -99,6 +99,11 @@ def check_vector(op: str, name: str, vector: object, x: torch.Tensor) -> None:
     """Refuse a weight or bias that is no floating `[n]` on x's device; None passes."""
     if vector is None:
         return
+    if isinstance(vector, (int, tuple, list, torch.Size)):
+        raise DtypeError(
+            f"{op}: {name} is a {type(vector).__name__}; it must be a torch.Tensor or None. "
+            "Try: leaving a normalized shape out: the last dimension is normalised."
+        )
     check_tensor(op, name, vector)
     assert isinstance(vector, torch.Tensor)
     width = x.shape[-1]

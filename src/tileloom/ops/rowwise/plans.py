@@ -7,10 +7,13 @@ at their alignment itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import contextlib
+from collections.abc import Hashable, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
+
+from tileloom.ops._op import is_eager
 
 P = TypeVar("P")
 
@@ -24,16 +27,44 @@ def layout_key(tensor: torch.Tensor | None) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
+def plan_key(tensors: Sequence[torch.Tensor | None], *rest: Hashable) -> Hashable:
+    """The key of a call: its tensors, and all else that a plan depends on.
+
+    Returns:
+        The key; None, for which there is never a plan, where what should be a tensor is none, or
+        one without strides: the checks will say so.
+    """
+    try:
+        return *map(layout_key, tensors), *rest
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def is_short(tensors: Sequence[Any]) -> bool:
+    """Whether a call may go straight to its plan: `_op.is_eager`, and no gradient is asked for."""
+    return (
+        isinstance(tensors[0], torch.Tensor)
+        and is_eager(tensors)
+        and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors))
+    )
+
+
 class Plans(Generic[P]):
     """A bounded table of plans; when it is full it starts anew. Safe from several threads."""
 
     def __init__(self, most: int = MOST_PLANS) -> None:
         self._found: dict[Hashable, P] = {}
         self._most = most
-        self.get: Callable[[Hashable], P | None] = self._found.get
 
     def __len__(self) -> int:
         return len(self._found)
+
+    def get(self, key: Hashable) -> P | None:
+        """Find the plan of a key, which may turn out not to be hashable."""
+        try:
+            return self._found.get(key)
+        except TypeError:
+            return None
 
     def put(self, key: Hashable, plan: P) -> P:
         """Keep a plan, and return it."""
@@ -59,3 +90,27 @@ def launcher(kernel: Any, num_warps: int) -> Any:
 
 
 _launchers: dict[tuple[Any, int], Any] = {}
+
+
+class Launch:
+    """A kernel, its grid and the arguments that a plan has fixed, ready to be launched."""
+
+    __slots__ = ("_fixed", "_go")
+
+    def __init__(self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...]) -> None:
+        self._go = launcher(kernel, num_warps)[(programs,)]
+        self._fixed = fixed
+
+    def __call__(self, *varying: Any) -> None:
+        """Launch on the current device; `varying` are the kernel's first arguments."""
+        self._go(*varying, *self._fixed)
+
+
+def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Make a tensor's GPU the current one inside a `with` block; free where it is already."""
+    if not tensor.is_cuda or is_current_device(tensor):
+        return _NOTHING
+    return torch.cuda.device(tensor.device)
+
+
+_NOTHING = contextlib.nullcontext()

@@ -1,0 +1,106 @@
+"""How a call of `rms_norm` or `layer_norm` goes: checks, the kept plan, the operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tileloom.errors import OptionError
+from tileloom.ops.rowwise.checks import check_alike, check_config, check_rows, check_vector
+from tileloom.ops.rowwise.config import RowConfig, announce
+from tileloom.ops.rowwise.norm.plans import Results, forward_plan, forward_plans
+from tileloom.ops.rowwise.plans import is_short, plan_key
+
+Tensor = torch.Tensor
+
+
+def check(
+    op: str, x: object, weight: object, bias: object, residual: object, eps: object, config: object
+) -> None:
+    """Refuse a wrong call with a sentence about the argument."""
+    check_rows(op, "x", x)
+    assert isinstance(x, torch.Tensor)
+    check_vector(op, "weight", weight, x)
+    check_vector(op, "bias", bias, x)
+    if residual is not None:
+        check_alike(op, "residual", residual, x, "x")
+    check_config(op, config)
+    if isinstance(eps, torch.SymFloat):  # under torch.compile: known when it runs
+        return
+    if (
+        isinstance(eps, bool)
+        or not isinstance(eps, (int, float))
+        or not math.isfinite(eps)
+        or eps < 0
+    ):
+        raise OptionError(
+            f"{op}: eps is {eps!r}; it must be a finite Python number, not negative. Try: eps=1e-5."
+        )
+
+
+def call(
+    op: str,
+    operator: Callable[[float, str], tuple[Tensor, ...]],
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    eps: float,
+    config: RowConfig | None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Run a call: without gradients straight from its plan, else through the operator.
+
+    A call for which there is a plan has passed the checks before.
+
+    Args:
+        op: The public function's name.
+        operator: Calls the operator with eps and the config's text; its first results are the
+            output and the stream.
+        x: As the user gave it, unchecked; so are the others.
+        weight: `[n]` or None.
+        bias: `[n]` or None.
+        residual: x's shape, or None.
+        eps: Added to the mean square.
+        config: What the user forces, or None.
+
+    Returns:
+        The output; with a residual the stream as well.
+    """
+    tensors = (x, weight, bias, residual)
+    goes_short = is_short(tensors)
+    key = plan_key(tensors, op, eps, config, False) if goes_short else None
+    plan = forward_plans.get(key)
+    if plan is None:
+        check(op, *tensors, eps, config)
+        text = "" if config is None else config.encode()
+        if not goes_short:
+            return _given(operator(eps, text), residual)
+        plan = forward_plan(op, *tensors, float(eps), text, saves=False)
+        announce(plan.choice, plan.choice.problem)
+        forward_plans.put(key, plan)
+    return _given(plan.run(x, weight, bias, residual), residual)
+
+
+def _given(results: Sequence[Tensor | None], residual: Tensor | None) -> Any:
+    """What the public function returns: the output; with a residual the stream as well."""
+    return results[0] if residual is None else (results[0], results[1])
+
+
+def run_forward(
+    op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
+    eps: float, config: str,
+) -> Results:  # fmt: skip
+    """Run the operator's forward: its plan is found or made, and the decision announced."""
+    plan = key = None
+    if x.is_cuda:
+        key = plan_key((x, weight, bias, residual), op, eps, config, True)
+        plan = forward_plans.get(key)
+    if plan is None:
+        plan = forward_plan(op, x, weight, bias, residual, eps, config, saves=True)
+        if x.is_cuda:
+            forward_plans.put(key, plan)
+    announce(plan.choice, plan.choice.problem)
+    return plan.run(x, weight, bias, residual)

@@ -1,0 +1,40 @@
+"""Which tiles run a normalisation: the rule. The kernels refuse only what all row-wise ones do."""
+
+from __future__ import annotations
+
+from tileloom.ops._op import Choice
+from tileloom.ops.rowwise import config as shared
+from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig
+from tileloom.ops.rowwise.norm.problem import NormProblem
+from tileloom.target import Target
+
+# The most columns of a row that a program keeps in registers (float32, 1024 threads).
+_WHOLE_FORWARD = 32768
+_WHOLE_BACKWARD = 8192
+
+
+def padded(width: int) -> int:
+    """The power of two that a row's columns are rounded up to, at least 16."""
+    return max(16, 1 << max(width - 1, 0).bit_length())
+
+
+def rule(problem: NormProblem, target: Target) -> TritonConfig:
+    """Give the tiles for a problem."""
+    del target
+    width = padded(problem.rows.width)
+    rows = max(1, 2048 // width)
+    if width > _WHOLE_FORWARD:
+        forward = Tile(8192, 1, 8)
+    else:
+        forward = Tile(width, rows, max(1, min(32, width * rows // 512)))
+    if width > _WHOLE_BACKWARD:
+        backward = Tile(2048, 1, 4, 4)
+    else:
+        warps = max(1, min(16, width * rows // 512))
+        backward = Tile(width, rows, warps, max(1, 16 // warps))
+    return TritonConfig(forward, backward)
+
+
+def choose(op: str, problem: NormProblem, target: Target, config: RowConfig | None) -> Choice:
+    """Choose backend and tiles; see `tileloom.ops.rowwise.config.choose`."""
+    return shared.choose(op, problem, target, config, rule)

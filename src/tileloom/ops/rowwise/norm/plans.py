@@ -1,0 +1,365 @@
+"""From the arguments of a normalisation to its launches; what was decided is kept as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tileloom.ops._op import Choice
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
+from tileloom.ops.rowwise.norm.config import choose, padded
+from tileloom.ops.rowwise.norm.problem import NormProblem
+from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
+from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
+from tileloom.ops.rowwise.rows import rows_of
+from tileloom.target import Target, target_of
+
+Tensor = torch.Tensor
+Results = tuple[Tensor | None, ...]
+
+# Bytes of rows that the two kernels of the long form take at a time, so that the second finds in L2
+# what the first has read: half of an H100's.
+_L2_BYTES = 24 * 2**20
+# Shares that `norm_vectors_kernel` adds up side by side, and its columns.
+_SHARES, _COLUMNS = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was decided for calls like one: the choice, and the function that runs them."""
+
+    choice: Choice
+    run: Callable[..., Results]
+
+
+forward_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[Plan] = Plans()
+
+
+def _stride(vector: Tensor | None) -> int:
+    return 1 if vector is None or vector.shape[0] < 2 else vector.stride(0)
+
+
+def forward_plan(
+    op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
+    eps: float, config: str, *, saves: bool,
+) -> Plan:  # fmt: skip
+    """Decide how a forward call runs.
+
+    Args:
+        op: ``"rms_norm"`` or ``"layer_norm"``.
+        x: `[..., n]`, checked, and so are the other tensors.
+        weight: `[n]` or None.
+        bias: `[n]` or None.
+        residual: x's shape and dtype, or None.
+        eps: Added to the mean square.
+        config: The config's text; "" chooses.
+        saves: Whether mean and rstd are wanted.
+
+    Returns:
+        The plan. `run(x, weight, bias, residual)` gives out, stream, mean and rstd; None where
+        there is no residual, for rms norm's mean, and where nothing is saved.
+    """
+    is_centred = op == "layer_norm"
+    out = torch.empty_like(x)
+    strides = (x.stride(), None if residual is None else residual.stride(), out.stride())
+    is_dense = _stride(weight) == _stride(bias) == 1
+    problem = NormProblem(
+        rows=rows_of(x.shape, strides, x.dtype.itemsize, dense=is_dense),
+        dtype=x.dtype,
+        is_centred=is_centred,
+        has_weight=weight is not None,
+        has_bias=bias is not None,
+        has_residual=residual is not None,
+        is_backward=False,
+    )
+    target = target_of(x)
+    choice = choose(op, problem, target, decode(config))
+    if problem.is_empty or not isinstance(choice.config, TritonConfig):
+        return Plan(choice, _reference_forward(eps, is_centred, saves))
+    tile = choice.config.forward
+    assert tile is not None
+    vectors = (None, None)
+    if problem.rows.vector == 0:
+        vectors = (_stride(weight), _stride(bias))
+    if tile.block < problem.rows.width:
+        return Plan(choice, _long_forward(problem, tile, vectors, eps, saves))
+    return Plan(choice, _whole_forward(problem, tile, vectors, eps, saves))
+
+
+def _reference_forward(eps: float, is_centred: bool, saves: bool) -> Callable[..., Results]:
+    def run(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    ) -> Results:
+        with torch.autocast(x.device.type, enabled=False):
+            out, stream, mean, rstd = norm_reference(
+                x, weight, bias, residual, eps, is_centred=is_centred
+            )
+        return (
+            torch.empty_like(x).copy_(out),
+            None if residual is None else torch.empty_like(x).copy_(stream),
+            mean if saves and is_centred else None,
+            rstd if saves else None,
+        )
+
+    return run
+
+
+def _outputs(problem: NormProblem, x: Tensor, saves: bool) -> Results:
+    """Allocate out, stream, mean and rstd as far as they are wanted."""
+    leading = x.shape[:-1]
+    return (
+        torch.empty_like(x),
+        torch.empty_like(x) if problem.has_residual else None,
+        x.new_empty(leading, dtype=torch.float32) if saves and problem.is_centred else None,
+        x.new_empty(leading, dtype=torch.float32) if saves else None,
+    )
+
+
+def _whole_forward(
+    problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float,
+    saves: bool,
+) -> Callable[..., Results]:  # fmt: skip
+    """Rows that fit a program: one launch."""
+    from tileloom.ops.rowwise.norm.kernel_triton_fwd import norm_fwd_kernel
+
+    rows = problem.rows
+    strides = (*(s for t in range(3) for s in rows.stride_arguments(t)), *vectors)
+    is_even = tile.block == rows.width and rows.count % tile.rows == 0
+    launch = Launch(
+        norm_fwd_kernel, -(-rows.count // tile.rows), tile.num_warps,
+        (eps, rows.count, rows.width_units, *rows.size_arguments(), *strides,
+         tile.rows, tile.block, is_even, rows.groups, rows.vector, problem.is_centred),
+    )  # fmt: skip
+
+    def run(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    ) -> Results:
+        out, stream, mean, rstd = results = _outputs(problem, x, saves)
+        with on_device(x):
+            launch(x, residual, weight, bias, out, stream, mean, rstd)
+        return results
+
+    return run
+
+
+def _chunks(problem: NormProblem, tensors: int) -> list[tuple[int, int]]:
+    """First row and beyond of each pair of launches of the long form."""
+    row_bytes = problem.rows.width * problem.dtype.itemsize * tensors
+    size = max(1, _L2_BYTES // row_bytes)
+    count = problem.rows.count
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _long_forward(
+    problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float,
+    saves: bool,
+) -> Callable[..., Results]:  # fmt: skip
+    """Rows that do not fit a program: two launches for every few rows."""
+    from tileloom.ops.rowwise.norm import kernel_triton_fwd as kernels
+
+    rows = problem.rows
+    x_s, r_s, o_s = (rows.stride_arguments(t) for t in range(3))
+    splits = -(-rows.width // tile.block)
+    form = (tile.block, rows.groups, rows.vector, problem.is_centred)
+    applied = (tile.block, padded(splits), *form[1:])
+    steps: list[tuple[Launch, Launch]] = []
+    chunks = _chunks(problem, 2 if problem.has_residual else 1)
+    for first, beyond in chunks:
+        programs = (beyond - first) * splits
+        sizes = (first, splits, rows.width_units, *rows.size_arguments())
+        h_s = o_s if problem.has_residual else x_s
+        steps.append((
+            Launch(kernels.norm_stats_kernel, programs, tile.num_warps,
+                   (*sizes, *x_s, *r_s, *o_s, *form)),
+            Launch(kernels.norm_apply_kernel, programs, tile.num_warps,
+                   (eps, *sizes, *h_s, *o_s, *vectors, *applied)),
+        ))  # fmt: skip
+    entries = (chunks[0][1] * splits, 2)
+
+    def run(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    ) -> Results:
+        out, stream, mean, rstd = results = _outputs(problem, x, saves)
+        partial = x.new_empty(entries, dtype=torch.float32)
+        h = x if stream is None else stream
+        with on_device(x):
+            for stats, apply in steps:
+                stats(x, residual, stream, partial)
+                apply(h, weight, bias, out, mean, rstd, partial)
+        return results
+
+    return run
+
+
+def backward_plan(
+    op: str, grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
+    bias: Tensor | None, config: str, *, needs_weight: bool, needs_bias: bool,
+) -> Plan:  # fmt: skip
+    """Decide how a backward call runs, or find what was decided.
+
+    Args:
+        op: ``"rms_norm"`` or ``"layer_norm"``.
+        grad: Gradient of the output, `[..., n]`.
+        stream_grad: Gradient of the stream, or None.
+        h: What was normalised: x or the stream, `[..., n]`.
+        weight: `[n]` or None.
+        bias: `[n]` or None; only its dtype matters.
+        config: The config's text; "" chooses.
+        needs_weight: Whether the weight's gradient is wanted.
+        needs_bias: Whether the bias's gradient is wanted.
+
+    Returns:
+        The plan. `run(grad, stream_grad, h, weight, bias, mean, rstd)` gives the gradients of h,
+        weight and bias; None where one is not wanted.
+    """
+    dtype = None if bias is None else bias.dtype
+    key = plan_key((grad, stream_grad, h, weight), op, dtype, config, needs_weight, needs_bias)
+    found = _backward_plans.get(key) if h.is_cuda else None
+    if found is not None:
+        return found
+    strides = (
+        grad.stride(),
+        None if stream_grad is None else stream_grad.stride(),
+        h.stride(),
+        torch.empty_like(h).stride(),
+    )
+    problem = NormProblem(
+        rows=rows_of(h.shape, strides, h.dtype.itemsize, dense=_stride(weight) == 1),
+        dtype=h.dtype,
+        is_centred=op == "layer_norm",
+        has_weight=needs_weight,
+        has_bias=needs_bias,
+        has_residual=stream_grad is not None,
+        is_backward=True,
+    )
+    target = target_of(h)
+    choice = choose(op, problem, target, decode(config))
+    if problem.is_empty or not isinstance(choice.config, TritonConfig):
+        plan = Plan(choice, _reference_backward(problem))
+    else:
+        tile = choice.config.backward
+        assert tile is not None
+        weight_d = _stride(weight) if problem.rows.vector == 0 else None
+        make = _long_backward if tile.block < problem.rows.width else _whole_backward
+        plan = Plan(choice, make(problem, tile, weight_d, target))
+    return _backward_plans.put(key, plan) if h.is_cuda else plan
+
+
+def _reference_backward(problem: NormProblem) -> Callable[..., Results]:
+    def run(
+        grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
+        bias: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    ) -> Results:  # fmt: skip
+        with torch.autocast(h.device.type, enabled=False):
+            dh, dweight, dbias = norm_backward_reference(grad, stream_grad, h, weight, mean, rstd)
+        return (
+            torch.empty_like(h).copy_(dh),
+            dweight.to(weight.dtype) if problem.has_weight and weight is not None else None,
+            dbias.to(bias.dtype) if problem.has_bias and bias is not None else None,
+        )
+
+    return run
+
+
+def _vectors(
+    problem: NormProblem, programs: int, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Allocate the workspace of the shares, dweight and dbias, as far as they are wanted."""
+    width, wanted = problem.rows.width, problem.has_weight + problem.has_bias
+    some = weight if weight is not None else bias
+    partial = None
+    if some is not None and wanted:
+        partial = some.new_empty((programs, wanted, width), dtype=torch.float32)
+    return (
+        partial,
+        weight.new_empty(width) if problem.has_weight and weight is not None else None,
+        bias.new_empty(width) if problem.has_bias and bias is not None else None,
+    )
+
+
+def _sum_shares(problem: NormProblem, programs: int) -> Launch:
+    from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
+
+    width = problem.rows.width
+    fixed = (programs, width, _SHARES, _COLUMNS)
+    return Launch(norm_vectors_kernel, -(-width // _COLUMNS), 4, fixed)
+
+
+def _whole_backward(
+    problem: NormProblem, tile: Tile, weight_d: int | None, target: Target
+) -> Callable[..., Results]:
+    """Rows that fit a program: one launch, and one to add up the shares of dweight and dbias."""
+    from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_bwd_kernel
+
+    rows = problem.rows
+    programs = min(-(-rows.count // tile.rows), target.sms * tile.per_sm)
+    is_even = tile.block == rows.width and rows.count % tile.rows == 0
+    launch = Launch(
+        norm_bwd_kernel, programs, tile.num_warps,
+        (rows.count, rows.width_units, *rows.size_arguments(),
+         *(s for t in range(4) for s in rows.stride_arguments(t)), weight_d,
+         tile.rows, tile.block, is_even, rows.groups, rows.vector, problem.is_centred,
+         problem.has_weight, problem.has_bias),
+    )  # fmt: skip
+    sum_shares = _sum_shares(problem, programs)
+
+    def run(
+        grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
+        bias: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    ) -> Results:  # fmt: skip
+        dh = torch.empty_like(h)
+        partial, dweight, dbias = _vectors(problem, programs, weight, bias)
+        with on_device(h):
+            launch(grad, stream_grad, h, weight, mean, rstd, dh, partial)
+            if partial is not None:
+                sum_shares(partial, dweight, dbias)
+        return dh, dweight, dbias
+
+    return run
+
+
+def _long_backward(
+    problem: NormProblem, tile: Tile, weight_d: int | None, target: Target
+) -> Callable[..., Results]:
+    """Rows that do not fit: two launches for every few rows, and one to add up the shares."""
+    from tileloom.ops.rowwise.norm import kernel_triton_bwd as kernels
+
+    rows = problem.rows
+    g_s, e_s, h_s, o_s = (rows.stride_arguments(t) for t in range(4))
+    splits = -(-rows.width // tile.block)
+    chunks = _chunks(problem, 2)
+    groups = max(1, min(chunks[0][1], target.sms * tile.per_sm // splits))
+    form = (rows.groups, rows.vector, problem.is_centred)
+    sizes = (rows.width_units, *rows.size_arguments())
+    steps: list[tuple[Launch, Launch]] = []
+    for first, beyond in chunks:
+        steps.append((
+            Launch(kernels.norm_bwd_stats_kernel, (beyond - first) * splits, tile.num_warps,
+                   (first, splits, *sizes, *g_s, *h_s, weight_d, tile.block, *form)),
+            Launch(kernels.norm_bwd_apply_kernel, groups * splits, tile.num_warps,
+                   (first, beyond, splits, groups, *sizes, *g_s, *e_s, *h_s, *o_s, weight_d,
+                    tile.block, padded(splits), *form, problem.has_weight, problem.has_bias,
+                    first > 0)),
+        ))  # fmt: skip
+    entries = (chunks[0][1] * splits, 2)
+    sum_shares = _sum_shares(problem, groups)
+
+    def run(
+        grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
+        bias: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    ) -> Results:  # fmt: skip
+        dh = torch.empty_like(h)
+        partial, dweight, dbias = _vectors(problem, groups, weight, bias)
+        sums = h.new_empty(entries, dtype=torch.float32)
+        with on_device(h):
+            for stats, apply in steps:
+                stats(grad, h, weight, mean, rstd, sums)
+                apply(grad, stream_grad, h, weight, mean, rstd, dh, sums, partial)
+            if partial is not None:
+                sum_shares(partial, dweight, dbias)
+        return dh, dweight, dbias
+
+    return run
