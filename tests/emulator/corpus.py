@@ -227,6 +227,19 @@ FLAGGED = _bugs(
      "            signal(flags + tile)\n            gl.store(tile_ptr + tile * 512 + at, (at + tile).to(gl.float32))\n", "race", "tile"),
 )  # fmt: skip
 
+REDUCED = _bugs(
+    "reduced_tiles",
+    ("no-fence", "        fence_async_shared()\n", "", "proxy", "reduce_add(sum_desc"),
+    ("tile-overwritten", "        tma.store_wait(0)\n        tile", "        tile", "race", "tile.store(x + i)"),
+    ("only-read-is-waited-for", "    store_wait_all()\n", "    tma.store_wait(0)\n", "race", "gl.load(sum_ptr"),
+    ("not-waited-for", "    store_wait_all()\n", "", "race|exit", "reduce_"),
+    ("relaxed-ticket", 'sem="acq_rel"', 'sem="relaxed"', "race", "gl.load(sum_ptr"),
+    ("ticket-before-wait", '    store_wait_all()\n    ticket = gl.atomic_add(count_ptr, 1, sem="acq_rel")\n',
+     '    ticket = gl.atomic_add(count_ptr, 1, sem="acq_rel")\n    store_wait_all()\n', "race", "gl.load(sum_ptr"),
+    ("stores-do-not-add", "import reduce_add, reduce_max", "import tma_store as reduce_add, reduce_max", "race", "reduce_add(sum_desc"),
+    ("a-plain-store", "    tma.store_wait(0)\n        tile", "    gl.store(sum_ptr + at, x)\n        tma.store_wait(0)\n        tile", "race|proxy", "gl.store(sum_ptr"),
+)  # fmt: skip
+
 BUGS = [
     *PIPELINED,
     *SPECIALISED,
@@ -238,5 +251,6 @@ BUGS = [
     *READERS,
     *SUMS,
     *FLAGGED,
+    *REDUCED,
 ]
 CASES = sorted({bug.case for bug in BUGS})

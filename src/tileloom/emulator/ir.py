@@ -114,6 +114,8 @@ def parse_type(text: str) -> Type:
         parts = split_top(inner.group(1)) if inner else parts
     shape, elem = _dims(parts[0])
     kind = {"tensor": "tensor", "!ttg.memdesc": "memdesc", "!tt.tensordesc": "desc"}[head]
+    if kind == "desc":  # descriptors alone tell signed integers from unsigned ones
+        elem = re.sub(r"^[su]i", "i", elem)
     layout = parts[1] if len(parts) > 1 else ""
     pointer = _POINTER.match(elem)
     if pointer:

@@ -11,7 +11,14 @@ from tileloom.emulator import dtypes, global_access, global_edges
 from tileloom.emulator.barriers import MAX_COUNT, Barrier
 from tileloom.emulator.ir import Loc, Op
 from tileloom.emulator.lower import STEP, Program, Run, lowers
-from tileloom.emulator.lower_global import lanes, pointee, tma_read, tma_write
+from tileloom.emulator.lower_global import (
+    REDUCE_WORDS,
+    lanes,
+    pointee,
+    reduction,
+    tma_read,
+    tma_write,
+)
 from tileloom.emulator.lower_shared import check_written, view_of
 from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.memory import View
@@ -281,18 +288,12 @@ def _tma_store(op: Op, program: Program) -> Run:
     return run
 
 
-_REDUCE: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add, "min": np.fmin, "max": np.fmax, "and": np.bitwise_and, "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}  # fmt: skip
-
-
-@lowers("ttng.async_tma_reduce", kind=STEP, attrs=_TMA_ATTRS, words=r"add|min|max|and|or|xor")
+@lowers("ttng.async_tma_reduce", kind=STEP, attrs=_TMA_ATTRS, words=REDUCE_WORDS)
 def _tma_reduce(op: Op, program: Program) -> Run:
     target, *rest = op.operands
     count = op.groups[0]
     at, source = rest[:count], rest[count]
-    combine = _REDUCE[op.words[0]]
+    combine = reduction(op)
 
     def run(f: Frame) -> None:
         desc, corner = f[target], [f[s] for s in at]

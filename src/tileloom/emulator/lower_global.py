@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -269,6 +270,60 @@ def _descriptor_store(op: Op, program: Program) -> Run:
         desc, corner = f[target], [f[s] for s in at]
         tma_write(f[0], desc, corner, op.loc, "descriptor store", proxy="generic")
         desc.write(corner, np.asarray(f[value]))
+        f[0].cta.launch.changed()
+
+    return run
+
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": np.add, "min": np.fmin, "max": np.fmax, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
+REDUCE_WORDS = "|".join(_COMBINE)
+
+
+def reduction(op: Op) -> Callable[[Any, Any], Any]:
+    """Return how a TMA reduction combines memory with what comes.
+
+    Args:
+        op: The operation; its first word is the kind, its first type the descriptor's.
+
+    Returns:
+        A function of old and new values.
+
+    Raises:
+        UnsupportedKernelError: For an element that the hardware does not reduce so.
+    """
+    kind = op.words[0]
+    ty = op.operand_types()[0]
+    combine = _COMBINE[kind]
+    floating = {"add": ("f16", "bf16", "f32"), "min": ("f16", "bf16"), "max": ("f16", "bf16")}
+    if ty.elem not in ("i32", "i64", *floating.get(kind, ())):
+        raise UnsupportedKernelError(
+            f"a TMA reduction by '{kind}' of {ty.elem}; the hardware adds f16, bf16 and f32, takes "
+            "the minimum and maximum of f16 and bf16, and does all with integers of 32 and 64 bits",
+            op.loc,
+        )
+    if kind in ("min", "max") and re.search(r"xui\d", ty.text):
+        elem = ty.elem
+        return lambda old, new: combine(
+            dtypes.unsigned(old, elem), dtypes.unsigned(new, elem)
+        ).view(dtypes.numpy_type(elem))
+    return combine
+
+
+@lowers("tt.descriptor_reduce", kind=STEP, words=REDUCE_WORDS)
+def _descriptor_reduce(op: Op, program: Program) -> Run:
+    target, *rest = op.operands
+    count = op.groups[0]
+    at, value = rest[:count], rest[count]
+    combine = reduction(op)
+
+    def run(f: Frame) -> None:
+        desc, corner = f[target], [f[s] for s in at]
+        tma_write(f[0], desc, corner, op.loc, "descriptor reduce", proxy="generic", atomic=True)
+        new = np.asarray(f[value]).reshape(desc.block)
+        desc.write(corner, combine(desc.read(corner), new))
         f[0].cta.launch.changed()
 
     return run

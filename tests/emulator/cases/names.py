@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -31,3 +33,27 @@ def named_barrier_arrive(ident: gl.constexpr, threads: gl.constexpr):
 @gluon.jit
 def arrive_each_thread(barrier):
     async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+def _reduction(kind):
+    """A TMA reduction as Gluon has it from Triton 3.8 on; the operation itself is older."""
+
+    @builtin
+    def reduce(tensor_desc, coord, src, _semantic=None):
+        coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+        how = getattr(ir.DESCRIPTOR_REDUCE_KIND, kind)
+        _semantic.builder.create_async_tma_reduce(how, tensor_desc.handle, coord, src.handle)
+
+    return reduce
+
+
+reduce_add, reduce_min, reduce_max = map(_reduction, ("ADD", "MIN", "MAX"))
+reduce_and, reduce_or, reduce_xor = map(_reduction, ("AND", "OR", "XOR"))
+
+
+@gluon.jit
+def store_wait_all():
+    """Wait until TMA stores and reductions have reached global memory."""
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r,r", [gl.to_tensor(0)], gl.int32, False, 1
+    )
