@@ -27,16 +27,21 @@ def join_lanes(peak, total):
 
 
 @triton.jit
-def load_block(row, start, inside, n, other, stride_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
-    """Load the elements `start + inside` of the row at `row`; with CUT `other` from n on.
+def block_pointers(row, start, inside, stride_d, VECTOR: tl.constexpr):
+    """Pointers of the elements `start + inside` of the row at `row`.
 
-    `inside` is the place in the block, int32 and less than its size; `start` may be anything below
-    2^30.
+    `inside` is the place in the block, int32 and less than its size; `start` is below 2^30.
     """
     if VECTOR == 0:
-        at = row + (start + inside).to(tl.int64) * tl.cast(stride_d, tl.int64)
+        return row + (start + inside).to(tl.int64) * tl.cast(stride_d, tl.int64)
     else:
-        at = (row + tl.cast(start, tl.int64)) + inside
+        return (row + tl.cast(start, tl.int64)) + inside
+
+
+@triton.jit
+def load_block(row, start, inside, n, other, stride_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
+    """Load a block of a row; with CUT `other` from n on."""
+    at = block_pointers(row, start, inside, stride_d, VECTOR)
     if CUT:
         return tl.load(at, mask=start + inside < n, other=other)
     else:
@@ -44,9 +49,9 @@ def load_block(row, start, inside, n, other, stride_d, VECTOR: tl.constexpr, CUT
 
 
 @triton.jit
-def store_block(row, start, inside, n, values, CUT: tl.constexpr):
-    """Store the elements `start + inside` of the dense row at `row`; with CUT those below n."""
-    at = (row + tl.cast(start, tl.int64)) + inside
+def store_block(row, start, inside, n, values, stride_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
+    """Store a block of a row in the row's dtype; with CUT only what is before n."""
+    at = block_pointers(row, start, inside, stride_d, VECTOR)
     if CUT:
         tl.store(at, values.to(row.dtype.element_ty), mask=start + inside < n)
     else:

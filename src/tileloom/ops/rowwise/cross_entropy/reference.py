@@ -66,3 +66,49 @@ def cross_entropy_reference(
     if reduction == "sum":
         return loss.sum()
     return loss.sum() / (~ignored).sum()
+
+
+def cross_entropy_backward_reference(
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    soft_cap: float | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Compute the gradient of the logits: `(softmax - target) * grad`, through the soft cap.
+
+    Args:
+        grad: Gradient of the loss: a scalar, or `[...]` for ``"none"``.
+        logits: `[..., V]`, any floating dtype and strides.
+        labels: `[...]`, int32 or int64.
+        label_smoothing: As in `cross_entropy_reference`; so are the others.
+        ignore_index: Rows with this label get 0.
+        soft_cap: Bound of the logits, or None.
+        reduction: What grad is the gradient of.
+
+    Returns:
+        `[..., V]` in the logits' dtype; computed at least in float32.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    size = logits.shape[-1]
+    ignored = labels == ignore_index
+    if logits.numel() == 0:
+        return torch.empty_like(logits)
+    z = torch.where(ignored[..., None], 0.0, logits.to(dtype))
+    slope = None
+    if soft_cap is not None:
+        bent = torch.tanh(z / soft_cap)
+        z, slope = soft_cap * bent, 1.0 - bent * bent
+    classes = torch.arange(size, device=labels.device)
+    target = (1.0 - label_smoothing) * (labels[..., None] == classes) + label_smoothing / size
+    scale = grad.to(dtype)
+    if reduction == "mean":
+        scale = scale / (~ignored).sum()
+    scale = torch.where((labels >= 0) & (labels < size), scale, float("nan"))
+    found = (torch.softmax(z, -1) - target) * scale[..., None]
+    if slope is not None:
+        found = found * slope
+    return torch.where(ignored[..., None], 0.0, found).to(logits.dtype)

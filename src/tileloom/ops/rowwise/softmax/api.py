@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from tileloom.errors import DtypeError, ShapeError
+from tileloom.ops import _op
 from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
-from tileloom.ops.rowwise.config import RowConfig
+from tileloom.ops.rowwise.config import RowConfig, announce
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
+from tileloom.ops.rowwise.softmax.plans import forward_key, forward_plan, forward_plans
 
 _OPTIONS = ("mask", "config")
 _ELSEWHERE = {  # what other libraries call it
@@ -42,10 +44,10 @@ def softmax(
         unknown: Any other keyword is refused with the nearest option.
 
     Returns:
-        `[..., N]`, contiguous, in x's dtype. A hidden element, and one that is -inf, gives 0; a
-        hidden one may hold anything, NaN included. A row that shows nothing gives 0 (as attention
-        does, and `torch._safe_softmax`; `torch.softmax` gives NaN). A visible NaN or +inf makes its
-        row NaN.
+        `[..., N]` in x's dtype; it lies in memory as `torch.empty_like(x)` does. A hidden element,
+        and one that is -inf, gives 0; a hidden one may hold anything, NaN included. A row that
+        shows nothing gives 0 (as attention does, and `torch._safe_softmax`; `torch.softmax` gives
+        NaN). A visible NaN or +inf makes its row NaN.
 
     Raises:
         ShapeError: If x has no dimension, or the mask does not broadcast to it.
@@ -69,11 +71,28 @@ def softmax(
     """
     if unknown:
         raise unknown_option("softmax", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
+    is_short = isinstance(x, torch.Tensor) and _op.is_eager((x, mask))  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_short and not (torch.is_grad_enabled() and x.requires_grad):
+        try:
+            key = forward_key(x, mask, config)
+            plan = forward_plans.get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensors, or none with strides
+            plan = key = None
+        if plan is None:
+            _check(x, mask, config)
+            plan = forward_plan(x, mask, "" if config is None else config.encode())
+            announce(plan.choice, plan.choice.problem)
+            forward_plans.put(key, plan)
+        return plan.run(x, mask)
+    _check(x, mask, config)
+    return softmax_fwd(x, mask, "" if config is None else config.encode())
+
+
+def _check(x: torch.Tensor, mask: torch.Tensor | None, config: RowConfig | None) -> None:
     check_rows("softmax", "x", x)
     if mask is not None:
         _check_mask(mask, x)
     check_config("softmax", config)
-    return softmax_fwd(x, mask, "" if config is None else config.encode())
 
 
 def _check_mask(mask: object, x: torch.Tensor) -> None:

@@ -27,19 +27,20 @@ import triton.language as tl
 from tileloom.ops.rowwise.pieces_softmax import add_to_sum, join_lanes, load_block, store_block
 from tileloom.ops.rowwise.pieces_triton import row_offsets, tile_pointers
 
-INT_ARGUMENTS = (
-    *("count", "width", "size_1", "size_2", "x_0", "x_1", "x_2", "x_d"),
+INT_ARGUMENTS_FORWARD = (
+    *("count", "width", "size_1", "size_2", "x_0", "x_1", "x_2", "x_d", "y_0", "y_1", "y_2", "y_d"),
     *("mask_0", "mask_1", "mask_2", "mask_d"),
 )
 INT_ARGUMENTS_BACKWARD = (
     *("count", "width", "size_1", "size_2", "y_0", "y_1", "y_2", "y_d"),
-    *("dy_0", "dy_1", "dy_2", "dy_d"),
+    *("dy_0", "dy_1", "dy_2", "dy_d", "dx_0", "dx_1", "dx_2", "dx_d"),
 )
 
 
-@triton.jit(do_not_specialize=INT_ARGUMENTS)
+@triton.jit(do_not_specialize=INT_ARGUMENTS_FORWARD)
 def softmax_fwd_kernel(
-    x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, mask_0, mask_1, mask_2, mask_d,
+    x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, y_0, y_1, y_2, y_d,
+    mask_0, mask_1, mask_2, mask_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -63,7 +64,7 @@ def softmax_fwd_kernel(
     e = tl.exp(z - tl.where(peak == float("-inf"), 0.0, peak)[:, None])
     total = tl.sum(e, 1)
     out = e * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    at = (y + rows * n)[:, None] + columns[None, :]
+    at = tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR)
     tl.store(at, out.to(y.dtype.element_ty), mask=seen)
 
 
@@ -78,9 +79,10 @@ def _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR: tl.constexpr,
     return z
 
 
-@triton.jit(do_not_specialize=INT_ARGUMENTS)
+@triton.jit(do_not_specialize=INT_ARGUMENTS_FORWARD)
 def softmax_fwd_walk_kernel(
-    x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, mask_0, mask_1, mask_2, mask_d,
+    x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, y_0, y_1, y_2, y_d,
+    mask_0, mask_1, mask_2, mask_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -89,7 +91,7 @@ def softmax_fwd_walk_kernel(
     full = n // BLOCK * BLOCK
     row = tl.program_id(0).to(tl.int64)
     x += row_offsets(row, size_1, size_2, x_0, x_1, x_2, GROUPS, VECTOR)
-    y += row * n
+    y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     if mask is not None:
         mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
     inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
@@ -106,16 +108,17 @@ def softmax_fwd_walk_kernel(
     factor = 1.0 / tl.where(total_of_row == 0.0, 1.0, total_of_row)
     if full < n:
         z = _visible(x, mask, full, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, True)
-        store_block(y, full, inside, n, tl.exp(z - shift) * factor, True)
+        store_block(y, full, inside, n, tl.exp(z - shift) * factor, y_d, VECTOR, True)
     for done in range(0, full, BLOCK):
         start = full - BLOCK - done
         z = _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, False)
-        store_block(y, start, inside, n, tl.exp(z - shift) * factor, False)
+        store_block(y, start, inside, n, tl.exp(z - shift) * factor, y_d, VECTOR, False)
 
 
 @triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD)
 def softmax_bwd_kernel(
     y, dy, dx, count, width, size_1, size_2, y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d,
+    dx_0, dx_1, dx_2, dx_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -132,7 +135,7 @@ def softmax_bwd_kernel(
         mask=seen, other=0.0,
     ).to(tl.float32)  # fmt: skip
     out = p * (g - tl.sum(p * g, 1)[:, None])
-    at = (dx + rows * n)[:, None] + columns[None, :]
+    at = tile_pointers(dx, rows, columns, size_1, size_2, dx_0, dx_1, dx_2, dx_d, GROUPS, VECTOR)
     tl.store(at, out.to(dx.dtype.element_ty), mask=seen)
 
 
@@ -146,6 +149,7 @@ def _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR: tl.constexpr, CUT: tl.cons
 @triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD)
 def softmax_bwd_walk_kernel(
     y, dy, dx, count, width, size_1, size_2, y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d,
+    dx_0, dx_1, dx_2, dx_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -155,7 +159,7 @@ def softmax_bwd_walk_kernel(
     row = tl.program_id(0).to(tl.int64)
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
-    dx += row * n
+    dx += row_offsets(row, size_1, size_2, dx_0, dx_1, dx_2, GROUPS, VECTOR)
     inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
     lanes = tl.zeros([LANES], tl.float32)
     for start in range(0, full, BLOCK):
@@ -167,8 +171,8 @@ def softmax_bwd_walk_kernel(
     total = tl.sum(lanes, 0)
     if full < n:
         p, g = _pair(y, dy, full, inside, n, y_d, dy_d, VECTOR, True)
-        store_block(dx, full, inside, n, p * (g - total), True)
+        store_block(dx, full, inside, n, p * (g - total), dx_d, VECTOR, True)
     for done in range(0, full, BLOCK):
         start = full - BLOCK - done
         p, g = _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR, False)
-        store_block(dx, start, inside, n, p * (g - total), False)
+        store_block(dx, start, inside, n, p * (g - total), dx_d, VECTOR, False)

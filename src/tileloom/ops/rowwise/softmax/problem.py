@@ -14,7 +14,7 @@ class SoftmaxProblem:
     """Sizes and layouts of one call, forward or backward.
 
     Attributes:
-        rows: The rows of x (backward: of y and dy), with the mask's as the loose tensor.
+        rows: The rows of x and y, with the mask's as the loose tensor; backward of y, dy and dx.
         dtype: Dtype of x.
         has_mask: Whether a mask is given.
     """
@@ -31,11 +31,13 @@ class SoftmaxProblem:
 
 def forward_problem(x: torch.Tensor, mask: torch.Tensor | None) -> SoftmaxProblem:
     """Read the problem of a forward call; the mask broadcasts to x."""
+    strides = (x.stride(), torch.empty_like(x, device="meta").stride())
     loose = None if mask is None else mask.expand(x.shape).stride()
-    rows = rows_of(x.shape, (x.stride(),), x.element_size(), loose=(loose,))
+    rows = rows_of(x.shape, strides, x.element_size(), loose=(loose,))
     return SoftmaxProblem(rows, x.dtype, mask is not None)
 
 
 def backward_problem(y: torch.Tensor, dy: torch.Tensor) -> SoftmaxProblem:
     """Read the problem of a backward call."""
-    return SoftmaxProblem(rows_of(y.shape, (y.stride(), dy.stride()), y.element_size()), y.dtype)
+    strides = (y.stride(), dy.stride(), torch.empty_like(y, device="meta").stride())
+    return SoftmaxProblem(rows_of(y.shape, strides, y.element_size()), y.dtype)

@@ -1,0 +1,247 @@
+"""The public function `cross_entropy`: checks its arguments, then calls its operator."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tileloom import knobs
+from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.ops import _op
+from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
+from tileloom.ops.rowwise.config import RowConfig, announce
+from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd
+from tileloom.ops.rowwise.cross_entropy.plans import forward_key, forward_plan, forward_plans
+from tileloom.ops.rowwise.cross_entropy.problem import REDUCTIONS, Options, Reduction
+
+_OPTIONS = (
+    *("label_smoothing", "ignore_index", "soft_cap", "reduction", "inplace_backward", "config"),
+)
+_ELSEWHERE = {  # what other libraries call it
+    "weight": "reduction='none' and a product with weight[labels]: there are no class weights",
+    "softcap": "soft_cap=",
+    "logit_softcapping": "soft_cap=",
+    "smoothing": "label_smoothing=",
+    "ignored_index": "ignore_index=",
+    "inplace": "inplace_backward=",
+    "size_average": "reduction=",
+    "reduce": "reduction=",
+    "lse_square_scale": "adding it to the loss: there is no z-loss",
+}
+_INT64 = torch.iinfo(torch.int64)
+
+
+def cross_entropy(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    soft_cap: float | None = None,
+    reduction: Reduction = "mean",
+    inplace_backward: bool = False,
+    config: RowConfig | None = None,
+    **unknown: object,
+) -> torch.Tensor:
+    """Compute the cross entropy of logits over the last dimension and their labels.
+
+    Math: `loss = log(sum_j exp(z_j)) - (1 - s) z_label - s mean_j z_j` for each row z of the logits
+    and smoothing s, in float32; with a soft cap c first `z = c tanh(logits / c)`.
+    Equivalent: `torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())`
+    with the same options.
+
+    Args:
+        logits: `[..., V]`, float16, bfloat16 or float32 (float64 by the reference), any leading
+            shape and strides.
+        labels: `[...]`, int32 or int64, any strides: the right class of each row, in 0 .. V - 1, or
+            `ignore_index`.
+        label_smoothing: Share of the target that is spread over all V classes, 0 to 1.
+        ignore_index: Rows with this label give loss 0 and gradient 0 and do not count in the mean;
+            their logits are not read.
+        soft_cap: A bound of the logits, above 0, as Gemma 2 has it; None for none.
+        reduction: ``"mean"`` over the rows that count, ``"sum"``, or ``"none"``.
+        inplace_backward: Whether the backward writes the gradient over the logits, which saves a
+            tensor of their size. The logits are lost then: who else needs them for a gradient, and
+            a second backward, get an error.
+        config: Forces a backend: a `ReferenceConfig` or `TritonConfig` of
+            `tileloom.ops.rowwise.config`. Default: the kernels where they take the problem.
+        unknown: Any other keyword is refused with the nearest option.
+
+    Returns:
+        A scalar, or `[...]` for ``"none"``; float32 whatever the logits (float64 for float64): a
+        loss rounded to bfloat16 has two digits. The mean over no row is NaN, as in torch (its
+        gradient is 0). A row whose label is out of range gives NaN, and so does its gradient;
+        nothing is read out of bounds. The setting `debug.labels` makes it an error.
+
+    Raises:
+        ShapeError: If logits have no dimension, or labels not their leading shape.
+        DtypeError: If a dtype is not supported.
+        DeviceError: If the tensors lie on different devices.
+        OptionError: If an option is out of range; if `inplace_backward` is asked for logits whose
+            elements share memory; with `debug.labels` if a label is out of range.
+        UnknownOptionError: If there is no such option.
+        ConfigError: If `config` cannot run the problem; it lists the reasons.
+        GradientError: In the backward, if the logits have been changed in the meantime.
+
+    Memory: two float32 a row are kept beside the logits; the gradient is one tensor of the logits'
+        size, or none with `inplace_backward`. Nothing else of that size is made.
+    Determinism: bitwise repeatable; no atomics.
+    Gradients: of the logits; a second gradient is refused with an error.
+    Autocast: leaves it alone: logits of any dtype are computed with in float32.
+    Hardware: portable kernels from sm_80 on; the CPU by the reference. A mean or sum costs no
+        synchronisation.
+    Source: online softmax (arXiv 1805.02867); gradient in place as in Liger (arXiv 2410.10989).
+
+    Example:
+        >>> cross_entropy(torch.zeros(3, 8), torch.tensor([1, 7, -100]))
+        tensor(2.0794)
+    """
+    if unknown:
+        raise unknown_option("cross_entropy", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
+    checks_labels = knobs.get("debug.labels")
+    is_short = isinstance(logits, torch.Tensor) and _op.is_eager((logits, labels))  # pyright: ignore[reportUnnecessaryIsInstance]
+    if is_short and not checks_labels and not (torch.is_grad_enabled() and logits.requires_grad):
+        try:
+            key = forward_key(
+                logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config
+            )
+            plan = forward_plans.get(key)
+        except (AttributeError, RuntimeError, TypeError):  # no tensors, or none with strides
+            plan = key = None
+        if plan is None:
+            options = _check(
+                logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config
+            )
+            plan = forward_plan(logits, labels, options, "" if config is None else config.encode())
+            announce(plan.choice, plan.choice.problem)
+            forward_plans.put(key, plan)
+        return plan.run(logits, labels)[0]
+    options = _check(logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config)
+    _check_inplace(logits, inplace_backward)
+    if checks_labels:
+        _check_labels(logits, labels, ignore_index)
+    return cross_entropy_fwd(
+        logits,
+        labels,
+        options.label_smoothing,
+        options.ignore_index,
+        options.soft_cap,
+        options.reduction,
+        inplace_backward,
+        "" if config is None else config.encode(),
+    )[0]
+
+
+def _check(
+    logits: torch.Tensor,
+    labels: object,
+    label_smoothing: float,
+    ignore_index: int,
+    soft_cap: float | None,
+    reduction: str,
+    config: RowConfig | None,
+) -> Options:
+    check_rows("cross_entropy", "logits", logits)
+    if not isinstance(labels, torch.Tensor):
+        raise DtypeError(
+            f"cross_entropy: labels is a {type(labels).__name__}; it must be a torch.Tensor. "
+            "Try: torch.as_tensor(labels)."
+        )
+    if labels.dtype not in (torch.int32, torch.int64):
+        remedy = "labels.to(torch.int64)"
+        if labels.is_floating_point():
+            remedy = "labels.argmax(-1); there are no labels of probabilities"
+        raise DtypeError(
+            f"cross_entropy: labels has dtype {labels.dtype}; supported: torch.int32, "
+            f"torch.int64. Try: {remedy}."
+        )
+    if labels.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"cross_entropy: labels has shape {tuple(labels.shape)}, logits have "
+            f"{tuple(logits.shape)}; labels must have shape {tuple(logits.shape[:-1])}, and the "
+            f"classes lie in the last dimension. Try: {_remedy(logits, labels)}."
+        )
+    check_device("cross_entropy", "labels", labels, logits, "logits")
+    check_config("cross_entropy", config)
+    return _check_options(label_smoothing, ignore_index, soft_cap, reduction)
+
+
+def _remedy(logits: torch.Tensor, labels: torch.Tensor) -> str:
+    if labels.shape == (*logits.shape[:1], *logits.shape[2:]):
+        return "logits.movedim(1, -1), as torch.nn.functional.cross_entropy has them second"
+    if labels.numel() == math.prod(logits.shape[:-1]):
+        return "labels.reshape(logits.shape[:-1])"
+    return "slice both alike: logits[:, :-1] goes with labels[:, 1:]"
+
+
+def _check_options(
+    label_smoothing: float, ignore_index: int, soft_cap: float | None, reduction: str
+) -> Options:
+    if not isinstance(label_smoothing, torch.SymFloat) and (
+        isinstance(label_smoothing, bool)
+        or not isinstance(label_smoothing, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
+        or not 0.0 <= label_smoothing <= 1.0
+    ):
+        raise OptionError(
+            f"cross_entropy: label_smoothing is {label_smoothing!r}; it must be a number in "
+            "0.0 .. 1.0. Try: label_smoothing=0.1."
+        )
+    is_int = isinstance(ignore_index, (int, torch.SymInt)) and not isinstance(ignore_index, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_int or not _INT64.min <= ignore_index <= _INT64.max:
+        raise OptionError(
+            f"cross_entropy: ignore_index is {ignore_index!r}; it must be an integer of 64 bits. "
+            "Try: ignore_index=-100."
+        )
+    if (
+        soft_cap is not None
+        and not isinstance(soft_cap, torch.SymFloat)
+        and (
+            isinstance(soft_cap, bool)
+            or not isinstance(soft_cap, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
+            or not 1e-6 <= soft_cap <= 1e6
+        )
+    ):
+        raise OptionError(
+            f"cross_entropy: soft_cap is {soft_cap!r}; it must be None or a number in "
+            "1e-6 .. 1e6. Try: soft_cap=None for none, or 30.0."
+        )
+    if reduction not in REDUCTIONS:
+        raise OptionError(
+            f"cross_entropy: reduction is {reduction!r}; it must be one of "
+            f"{', '.join(map(repr, REDUCTIONS))}. Try: reduction='mean'."
+        )
+    # Numbers become floats, which a compiler's symbols are already.
+    return Options(label_smoothing * 1.0, ignore_index, (soft_cap or 0.0) * 1.0, reduction)
+
+
+def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:
+    if not isinstance(inplace_backward, bool):
+        raise OptionError(
+            f"cross_entropy: inplace_backward is {inplace_backward!r}; it must be True or False."
+        )
+    if inplace_backward and any(
+        stride == 0 and size > 1 for stride, size in zip(logits.stride(), logits.shape)
+    ):
+        raise OptionError(
+            f"cross_entropy: inplace_backward=True, and logits of shape {tuple(logits.shape)} have "
+            f"strides {logits.stride()}: elements share memory, so that no gradient can be written "
+            "over them. Try: inplace_backward=False."
+        )
+
+
+def _check_labels(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> None:
+    """Read the labels back, which waits for the GPU; nothing while a compiler traces."""
+    if torch.compiler.is_compiling():
+        return
+    size = logits.shape[-1]
+    bad = ((labels < 0) | (labels >= size)) & (labels != ignore_index)
+    if not bool(bad.any()):
+        return
+    place = tuple(int(i) for i in bad.nonzero()[0])
+    at = ", ".join(map(str, place))
+    raise OptionError(
+        f"cross_entropy: labels[{at}] is {int(labels[place])}; a label must be in 0 .. {size - 1} "
+        f"or ignore_index={ignore_index} ({int(bad.sum())} of {labels.numel()} labels are not). "
+        "Try: compare the tokenizer's vocabulary with the logits' last dimension."
+    )

@@ -1,0 +1,195 @@
+"""Cross entropy forward and backward in portable Triton (sm_80 and later).
+
+Mathematics, for a row z of V logits (z = c tanh(logits / c) with a soft cap c), smoothing s:
+
+    m = max z,  l = log sum exp(z - m)                       kept for the gradient: m and l apart,
+    loss = l + (1 - s) (m - z_label) + s (m - mean z)        since m + l has lost l where m is large
+    dz = (exp((z - m) - l) - (1 - s) [label] - s / V) grad,  dlogits = dz (1 - tanh^2)
+
+A row whose label is ignored gives 0 and is not read; one whose label is out of range gives NaN.
+
+Tile picture. Forward: a row is walked by one program in blocks of BLOCK columns, `[LANES, VECTOR]`,
+a thread's 16 bytes along the second dimension; maximum and sum are kept lane by lane
+(`pieces_softmax`), and lanes meet once a row. Backward: a program takes BLOCK columns of one row,
+and may write them over the logits. `cross_entropy_sum_kernel` is one program that adds the losses
+of all rows in a fixed order.
+
+Bytes moved: forward the logits once, backward the logits once and their gradient once.
+
+Offsets are 64-bit outside a block: see `pieces_triton`.
+"""
+
+import triton
+import triton.language as tl
+
+from tileloom.ops.rowwise.pieces_softmax import add_to_sum, join_lanes, load_block, store_block
+from tileloom.ops.rowwise.pieces_triton import row_offsets
+
+# tanh(u) / u = 1 + t P(t), t = u^2, for |u| < 0.55: fitted at Chebyshev nodes, 1.2 ulp in float32.
+_TANH_1 = tl.constexpr(-0.3333333134651184)
+_TANH_2 = tl.constexpr(0.13333117961883545)
+_TANH_3 = tl.constexpr(-0.053910065442323685)
+_TANH_4 = tl.constexpr(0.021312743425369263)
+_TANH_5 = tl.constexpr(-0.006615751888602972)
+
+INT_ARGUMENTS_FORWARD = (
+    *("count", "width", "size_1", "size_2", "logits_0", "logits_1", "logits_2", "logits_d"),
+    *("labels_0", "labels_1", "labels_2", "ignore_index"),
+)
+INT_ARGUMENTS_BACKWARD = (
+    *INT_ARGUMENTS_FORWARD,
+    *("out_0", "out_1", "out_2", "out_d", "grad_0", "grad_1", "grad_2", "blocks"),
+)
+INT_ARGUMENTS_SUM = (
+    *("count", "size_1", "size_2", "labels_0", "labels_1", "labels_2", "ignore_index"),
+)
+FLOAT_ARGUMENTS = ("soft_cap", "inverse_cap", "smoothing")
+
+
+@triton.jit
+def _tanh(u):
+    """Give tanh in float32, within 4 ulp: a polynomial near 0, exponentials elsewhere."""
+    t = u * u
+    p = _TANH_1 + t * (_TANH_2 + t * (_TANH_3 + t * (_TANH_4 + t * _TANH_5)))
+    large = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(u)) + 1.0)
+    return tl.where(tl.abs(u) < 0.55, u + u * (t * p), tl.where(u < 0.0, -large, large))
+
+
+@triton.jit
+def _capped_block(
+    logits, start, inside, n, logits_d, soft_cap, inverse_cap,
+    VECTOR: tl.constexpr, CAPPED: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """Load a block of z, the capped logits, in float32; with CUT -inf from n on."""
+    z = load_block(logits, start, inside, n, float("-inf"), logits_d, VECTOR, CUT).to(tl.float32)
+    if CAPPED:
+        z = soft_cap * _tanh(z * inverse_cap)
+        if CUT:
+            z = tl.where(start + inside < n, z, float("-inf"))
+    return z
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS_FORWARD + FLOAT_ARGUMENTS)
+def cross_entropy_fwd_kernel(
+    logits, labels, losses, state, count, width, size_1, size_2,
+    logits_0, logits_1, logits_2, logits_d, labels_0, labels_1, labels_2,
+    ignore_index, soft_cap, inverse_cap, smoothing,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    LANES: tl.constexpr = BLOCK // UNIT
+    n = width * UNIT
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(
+        labels + row_offsets(row, size_1, size_2, labels_0, labels_1, labels_2, GROUPS, 1)
+    ).to(tl.int64)
+    logits += row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
+    is_ignored = label == ignore_index
+    end = tl.where(is_ignored, 0, n)
+    full = end // BLOCK * BLOCK
+    inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    peak = tl.full([LANES], float("-inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    plain = tl.zeros([LANES], tl.float32)
+    for start in range(0, full, BLOCK):
+        z = _capped_block(
+            logits, start, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, False
+        )
+        peak, total = add_to_sum(peak, total, z)
+        if SMOOTHED:
+            plain += tl.sum(z, 1)
+    if full < end:
+        z = _capped_block(
+            logits, full, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, True
+        )
+        peak, total = add_to_sum(peak, total, z)
+        if SMOOTHED:
+            plain += tl.sum(tl.where(full + inside < n, z, 0.0), 1)
+    top, total_of_row = join_lanes(peak, total)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    log_sum = tl.log(total_of_row)
+
+    is_class = (label >= 0) & (label < n)
+    at = tl.where(is_class, label, 0)
+    if VECTOR == 0:
+        at *= logits_d
+    target = tl.load(logits + at, mask=is_class & (end > 0), other=float("nan")).to(tl.float32)
+    if CAPPED:
+        target = soft_cap * _tanh(target * inverse_cap)
+    loss = log_sum + (1.0 - smoothing) * (top - target)
+    if SMOOTHED:
+        loss += smoothing * (top - tl.sum(plain, 0) / n)
+    tl.store(losses + row, tl.where(is_ignored, 0.0, loss))
+    tl.store(state + row, top)
+    tl.store(state + count + row, log_sum)
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS_SUM)
+def cross_entropy_sum_kernel(
+    losses, labels, loss, state, count, size_1, size_2, labels_0, labels_1, labels_2, ignore_index,
+    GROUPS: tl.constexpr, MEAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: the sum or mean of all losses, and the number of rows that count in `state`."""
+    total = tl.zeros([BLOCK], tl.float32)
+    counted = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, tl.cast(count, tl.int64), BLOCK):
+        rows = start + tl.arange(0, BLOCK)
+        seen = rows < count
+        total += tl.load(losses + rows, mask=seen, other=0.0)
+        at = row_offsets(rows, size_1, size_2, labels_0, labels_1, labels_2, GROUPS, 1)
+        label = tl.load(labels + at, mask=seen, other=0).to(tl.int64)
+        counted += (seen & (label != ignore_index)).to(tl.int32)
+    result = tl.sum(total, 0)
+    number = tl.sum(counted, 0).to(tl.float32)
+    if MEAN:
+        result = tl.div_rn(result, number)
+    tl.store(loss, result)
+    tl.store(state + 2 * tl.cast(count, tl.int64), number)
+
+
+@triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD + FLOAT_ARGUMENTS)
+def cross_entropy_bwd_kernel(
+    grad, logits, labels, state, out, count, width, size_1, size_2,
+    logits_0, logits_1, logits_2, logits_d, out_0, out_1, out_2, out_d,
+    labels_0, labels_1, labels_2, grad_0, grad_1, grad_2,
+    blocks, ignore_index, soft_cap, inverse_cap, smoothing,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
+    MEAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`out` may be `logits`: each element is read and written by one thread."""
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    n = width * UNIT
+    program = tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    start = (program % blocks) * BLOCK
+    label = tl.load(
+        labels + row_offsets(row, size_1, size_2, labels_0, labels_1, labels_2, GROUPS, 1)
+    ).to(tl.int64)
+    scale = tl.load(grad + row_offsets(row, size_1, size_2, grad_0, grad_1, grad_2, GROUPS, 1))
+    top = tl.load(state + row)
+    log_sum = tl.load(state + count + row)
+    if MEAN:
+        scale /= tl.load(state + 2 * tl.cast(count, tl.int64))
+    is_ignored = label == ignore_index
+    scale = tl.where((label >= 0) & (label < n), scale, float("nan"))
+    logits += row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
+    out += row_offsets(row, size_1, size_2, out_0, out_1, out_2, GROUPS, VECTOR)
+
+    inside = tl.arange(0, BLOCK)
+    columns = start + inside
+    x = load_block(logits, start, inside, tl.where(is_ignored, 0, n), 0.0, logits_d, VECTOR, True)
+    z = x.to(tl.float32)
+    if CAPPED:
+        z = _tanh(z * inverse_cap)
+        slope = 1.0 - z * z
+        z *= soft_cap
+    p = tl.exp((z - top) - log_sum)
+    share = tl.where(columns == label, 1.0 - smoothing, 0.0)
+    if SMOOTHED:
+        share += smoothing / n
+    d = (p - share) * scale
+    if CAPPED:
+        d *= slope
+    d = tl.where(is_ignored, 0.0, d)
+    store_block(out, start, inside, n, d, out_d, VECTOR, True)

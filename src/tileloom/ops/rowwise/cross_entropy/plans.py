@@ -1,0 +1,212 @@
+"""From the arguments of cross entropy to its launches; what was decided is kept as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tileloom.ops._op import Choice
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
+from tileloom.ops.rowwise.cross_entropy.config import choose
+from tileloom.ops.rowwise.cross_entropy.problem import (
+    CrossEntropyProblem,
+    Options,
+    backward_problem,
+    forward_problem,
+)
+from tileloom.ops.rowwise.cross_entropy.reference import (
+    cross_entropy_backward_reference,
+    cross_entropy_reference,
+)
+from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, on_device
+from tileloom.target import target_of
+
+Tensor = torch.Tensor
+
+# Losses that the one program of `cross_entropy_sum_kernel` adds up side by side, and its warps.
+SUM_BLOCK, SUM_WARPS = 4096, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was decided for calls like one: the choice, and the function that runs them."""
+
+    choice: Choice
+    run: Callable[..., Any]
+
+
+forward_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[Plan] = Plans()
+
+
+def forward_key(logits: Tensor, labels: Tensor, *rest: Hashable) -> Hashable:
+    """Everything that a forward plan depends on; `rest` are the options and the config."""
+    return layout_key(logits), layout_key(labels), rest
+
+
+def state_size(rows: int) -> int:
+    """Entries of the state: each row's maximum, each row's log-sum, and how many rows count."""
+    return 2 * rows + 1
+
+
+def empty_results(logits: Tensor, labels: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
+    """Allocate the loss and the state, in float32 (float64 for float64 logits)."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    shape = labels.shape if reduction == "none" else ()
+    loss = logits.new_empty(shape, dtype=wide)
+    return loss, logits.new_empty(state_size(labels.numel()), dtype=wide)
+
+
+def forward_plan(logits: Tensor, labels: Tensor, options: Options, config: str) -> Plan:
+    """Decide how a forward call runs; `run(logits, labels)` gives the loss and the state.
+
+    Args:
+        logits: `[..., V]`, checked.
+        labels: `[...]`, checked.
+        options: What changes the loss.
+        config: The config's text; "" chooses.
+    """
+    problem = forward_problem(logits, labels, options)
+    choice = choose(problem, target_of(logits), decode(config))
+    if problem.is_empty or not isinstance(choice.config, TritonConfig):
+        return Plan(choice, _reference_forward(options))
+    assert choice.config.forward is not None, "choose fills it"
+    return Plan(choice, _forward(problem, choice.config.forward))
+
+
+def backward_plan(
+    grad: Tensor, logits: Tensor, labels: Tensor, options: Options, config: str, *, inplace: bool
+) -> Plan:
+    """Decide how a backward call runs, or find what was decided.
+
+    Args:
+        grad: Gradient of the loss: a scalar, or `[...]` without a reduction.
+        logits: `[..., V]`.
+        labels: `[...]`.
+        options: What changes the loss.
+        config: The config's text; "" chooses.
+        inplace: Whether the gradient is written over the logits.
+
+    Returns:
+        The plan. `run(grad, logits, labels, state)` gives the gradient of the logits.
+    """
+    key = (layout_key(grad), layout_key(logits), layout_key(labels), options, config, inplace)
+    found = _backward_plans.get(key) if logits.is_cuda else None
+    if found is not None:
+        return found
+    like = logits if inplace else torch.empty_like(logits, device="meta")
+    problem = backward_problem(grad, logits, labels, like.stride(), options)
+    choice = choose(problem, target_of(logits), decode(config))
+    if problem.is_empty or not isinstance(choice.config, TritonConfig):
+        plan = Plan(choice, _reference_backward(options, inplace))
+    else:
+        assert choice.config.backward is not None, "choose fills it"
+        plan = Plan(choice, _backward(problem, choice.config.backward, inplace))
+    return _backward_plans.put(key, plan) if logits.is_cuda else plan
+
+
+def _reference_options(options: Options) -> dict[str, Any]:
+    return {
+        "label_smoothing": options.label_smoothing,
+        "ignore_index": options.ignore_index,
+        "soft_cap": options.soft_cap or None,
+        "reduction": options.reduction,
+    }
+
+
+def _reference_forward(options: Options) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The reference; its backward computes anew what the state would hold."""
+
+    def run(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, state = empty_results(logits, labels, options.reduction)
+        with torch.autocast(logits.device.type, enabled=False):
+            loss.copy_(cross_entropy_reference(logits, labels, **_reference_options(options)))
+        return loss, state.zero_()
+
+    return run
+
+
+def _reference_backward(options: Options, inplace: bool) -> Callable[..., Tensor]:
+    def run(grad: Tensor, logits: Tensor, labels: Tensor, state: Tensor) -> Tensor:
+        del state
+        out = logits if inplace else torch.empty_like(logits)
+        with torch.autocast(logits.device.type, enabled=False):
+            found = cross_entropy_backward_reference(
+                grad, logits, labels, **_reference_options(options)
+            )
+        return out.copy_(found)
+
+    return run
+
+
+def constants(problem: CrossEntropyProblem, tile: Tile) -> dict[str, Any]:
+    """Return the constants of the forward or backward kernel, in its order."""
+    options = problem.options
+    found = {
+        "GROUPS": problem.rows.groups,
+        "VECTOR": problem.rows.vector,
+        "CAPPED": options.soft_cap != 0.0,
+        "SMOOTHED": options.label_smoothing != 0.0,
+    }
+    if problem.is_backward:
+        found["MEAN"] = options.reduction == "mean"
+    return found | {"BLOCK": tile.block}
+
+
+def _numbers(options: Options) -> tuple[float, ...]:
+    inverse = 1.0 / options.soft_cap if options.soft_cap else 0.0
+    return options.ignore_index, options.soft_cap, inverse, options.label_smoothing
+
+
+def _forward(problem: CrossEntropyProblem, tile: Tile) -> Callable[..., tuple[Tensor, Tensor]]:
+    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
+
+    rows, options = problem.rows, problem.options
+    labels_at = rows.loose_arguments(0, 1)[:3]
+    launch = Launch(
+        kernels.cross_entropy_fwd_kernel, rows.count, tile.num_warps,
+        (rows.count, rows.width_units, *rows.size_arguments(), *rows.stride_arguments(0),
+         *labels_at, *_numbers(options), *constants(problem, tile).values()),
+    )  # fmt: skip
+    add_up = Launch(
+        kernels.cross_entropy_sum_kernel, 1, SUM_WARPS,
+        (rows.count, *rows.size_arguments(), *labels_at, options.ignore_index,
+         rows.groups, options.reduction == "mean", SUM_BLOCK),
+    )  # fmt: skip
+    is_reduced = options.reduction != "none"
+
+    def run(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, state = empty_results(logits, labels, options.reduction)
+        losses = logits.new_empty(rows.count, dtype=torch.float32) if is_reduced else loss
+        with on_device(logits):
+            launch(logits, labels, losses, state)
+            if is_reduced:
+                add_up(losses, labels, loss, state)
+        return loss, state
+
+    return run
+
+
+def _backward(problem: CrossEntropyProblem, tile: Tile, inplace: bool) -> Callable[..., Tensor]:
+    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
+
+    rows = problem.rows
+    blocks = -(-rows.width // tile.block)
+    launch = Launch(
+        kernels.cross_entropy_bwd_kernel, rows.count * blocks, tile.num_warps,
+        (rows.count, rows.width_units, *rows.size_arguments(),
+         *rows.stride_arguments(0), *rows.stride_arguments(1),
+         *rows.loose_arguments(0, 1)[:3], *rows.loose_arguments(1, 1)[:3],
+         blocks, *_numbers(problem.options), *constants(problem, tile).values()),
+    )  # fmt: skip
+
+    def run(grad: Tensor, logits: Tensor, labels: Tensor, state: Tensor) -> Tensor:
+        out = logits if inplace else torch.empty_like(logits)
+        with on_device(logits):
+            launch(grad, logits, labels, state, out)
+        return out
+
+    return run

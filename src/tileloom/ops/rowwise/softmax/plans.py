@@ -1,0 +1,170 @@
+"""From the arguments of softmax to its launch; what was decided is kept as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tileloom.ops._op import Choice
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
+from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, on_device
+from tileloom.ops.rowwise.softmax.config import choose
+from tileloom.ops.rowwise.softmax.problem import (
+    SoftmaxProblem,
+    backward_problem,
+    forward_problem,
+)
+from tileloom.ops.rowwise.softmax.reference import softmax_backward_reference, softmax_reference
+from tileloom.target import target_of
+
+_MASK_VECTOR = 16
+
+Run = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was decided for calls like one: the choice, and the function that runs them."""
+
+    choice: Choice
+    run: Run
+
+
+forward_plans: Plans[Plan] = Plans()
+_backward_plans: Plans[Plan] = Plans()
+
+
+def forward_key(x: torch.Tensor, mask: torch.Tensor | None, config: Hashable) -> Hashable:
+    """Everything that a forward plan depends on."""
+    return layout_key(x), layout_key(mask), config
+
+
+def forward_plan(x: torch.Tensor, mask: torch.Tensor | None, config: str) -> Plan:
+    """Decide how a forward call runs; `run(x, mask)` gives y.
+
+    Args:
+        x: `[..., N]`, checked.
+        mask: Bool, broadcasts to x, or None.
+        config: The config's text; "" chooses.
+    """
+    problem = forward_problem(x, mask)
+    choice = choose(problem, target_of(x), decode(config))
+    if problem.is_empty or not isinstance(choice.config, TritonConfig):
+        return Plan(choice, _reference_forward)
+    assert choice.config.forward is not None, "choose fills it"
+    return Plan(choice, _forward(problem, choice.config.forward))
+
+
+def backward_plan(y: torch.Tensor, dy: torch.Tensor, config: str) -> Plan:
+    """Decide how a backward call runs, or find what was decided; `run(y, dy)` gives dx.
+
+    Args:
+        y: What the forward gave.
+        dy: Its gradient.
+        config: The config's text; "" chooses.
+    """
+    key = (layout_key(y), layout_key(dy), config)
+    found = _backward_plans.get(key) if y.is_cuda else None
+    if found is not None:
+        return found
+    problem = backward_problem(y, dy)
+    choice = choose(problem, target_of(y), decode(config))
+    if problem.is_empty or not isinstance(choice.config, TritonConfig):
+        plan = Plan(choice, _reference_backward)
+    else:
+        assert choice.config.backward is not None, "choose fills it"
+        plan = Plan(choice, _backward(problem, choice.config.backward))
+    return _backward_plans.put(key, plan) if y.is_cuda else plan
+
+
+def _reference_forward(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.empty_like(x).copy_(softmax_reference(x, mask=mask))
+
+
+def _reference_backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(y.device.type, enabled=False):
+        return torch.empty_like(y).copy_(softmax_backward_reference(y, dy))
+
+
+def forward_constants(problem: SoftmaxProblem, tile: Tile) -> dict[str, Any]:
+    """Return the forward kernel's constants, in its order."""
+    mask_vector = problem.rows.loose_vector(0, _MASK_VECTOR) if problem.has_mask else 0
+    first = {"GROUPS": problem.rows.groups, "VECTOR": problem.rows.vector}
+    return first | {"MASK_VECTOR": mask_vector} | _tile_constants(problem, tile)
+
+
+def backward_constants(problem: SoftmaxProblem, tile: Tile) -> dict[str, Any]:
+    """Return the backward kernel's constants, in its order."""
+    first = {"GROUPS": problem.rows.groups, "VECTOR": problem.rows.vector}
+    return first | _tile_constants(problem, tile)
+
+
+def is_walked(problem: SoftmaxProblem, tile: Tile) -> bool:
+    """Whether the tile does not hold a whole row."""
+    return problem.rows.width > tile.block
+
+
+def _tile_constants(problem: SoftmaxProblem, tile: Tile) -> dict[str, Any]:
+    if is_walked(problem, tile):
+        return {"BLOCK": tile.block}
+    return {"ROWS": tile.rows, "BLOCK": tile.block}
+
+
+def _launch(
+    problem: SoftmaxProblem, tile: Tile, whole: Any, walked: Any, fixed: tuple[Any, ...]
+) -> Launch:
+    rows = problem.rows
+    if is_walked(problem, tile):
+        kernel, programs = walked, rows.count
+    else:
+        kernel, programs = whole, -(-rows.count // tile.rows)
+    sizes = (rows.count, rows.width_units, *rows.size_arguments())
+    return Launch(kernel, programs, tile.num_warps, (*sizes, *fixed))
+
+
+def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
+    from tileloom.ops.rowwise.softmax import kernel_triton as kernels
+
+    rows = problem.rows
+    constants = forward_constants(problem, tile)
+    fixed = (
+        *(*rows.stride_arguments(0), *rows.stride_arguments(1)),
+        *rows.loose_arguments(0, constants["MASK_VECTOR"]),
+        *constants.values(),
+    )
+    launch = _launch(
+        problem, tile, kernels.softmax_fwd_kernel, kernels.softmax_fwd_walk_kernel, fixed
+    )
+
+    def run(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        y = torch.empty_like(x)
+        with on_device(x):
+            launch(x, None if mask is None else mask.view(torch.uint8), y)
+        return y
+
+    return run
+
+
+def _backward(problem: SoftmaxProblem, tile: Tile) -> Run:
+    from tileloom.ops.rowwise.softmax import kernel_triton as kernels
+
+    rows = problem.rows
+    fixed = (
+        *(s for tensor in range(3) for s in rows.stride_arguments(tensor)),
+        *backward_constants(problem, tile).values(),
+    )
+    launch = _launch(
+        problem, tile, kernels.softmax_bwd_kernel, kernels.softmax_bwd_walk_kernel, fixed
+    )
+
+    def run(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+        dx = torch.empty_like(y)
+        with on_device(y):
+            launch(y, dy, dx)
+        return dx
+
+    return run
