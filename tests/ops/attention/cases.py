@@ -199,6 +199,11 @@ def length_outermost(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
 
 
+def same_columns(tensor: torch.Tensor) -> torch.Tensor:
+    """Its first column, expanded over all by a stride of 0."""
+    return tensor[..., :1].clone().expand(tensor.shape)
+
+
 def cut_from(longer: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """All but the last `longer` rows of a larger tensor, whose others are NaN; A24."""
 
@@ -383,6 +388,11 @@ def _laid_out() -> list[AttentionCase]:
         ),
         AttentionCase(
             "mixed", (2, 4, 2, 65, 90, 64, 64), FP32, layouts=("transposed", "expanded", "gapped")
+        ),
+        AttentionCase(
+            "same-columns",
+            (1, 2, 2, 33, 40, 32, 32),
+            layouts=(same_columns, "contiguous", same_columns),
         ),
     ]
 

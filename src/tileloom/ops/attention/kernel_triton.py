@@ -39,6 +39,7 @@ import triton.language as tl
 
 from tileloom.ops.attention.config import TritonConfig, padded_head_dim
 from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = tl.constexpr(math.log(2.0))
@@ -373,39 +374,6 @@ def constants(problem: AttentionProblem, config: TritonConfig) -> dict[str, obje
     }
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides in elements, 0 where they do not matter."""
-    return tuple(s if n > 1 else 0 for s, n in zip(tensor.stride(), tensor.shape))
-
-
-def _vector(widest: int, *tensors: torch.Tensor) -> int:
-    """The unit that strides come in: `widest` elements, 1, or 0 if a last dimension has a stride.
-
-    `widest` is 16 bytes; whether the base is aligned as well Triton sees from the pointer.
-    """
-    vector = widest
-    for *outer, last in map(_strides, tensors):
-        if last not in (0, 1):
-            return 0
-        if any(s % widest for s in outer):
-            vector = 1
-    return vector
-
-
-def _scores_arguments(
-    tensor: torch.Tensor | None, full: tuple[int, int, int, int]
-) -> tuple[int, int, tuple[int, ...]]:
-    """Mode, vector and strides of a mask or bias, broadcast to `[B, Hq, Lq, Lk]`."""
-    if tensor is None:
-        return 0, 0, (0, 0, 0, 0)
-    whole = tensor.expand(full)
-    strides = _strides(whole)
-    # A stride of 0 along the keys, of a broadcast dimension, is no unit stride.
-    vector = _vector(16 // tensor.element_size(), whole) if strides[3] or full[3] == 1 else 0
-    mode = 1 if strides[2] == 0 else 2
-    return mode, vector, tuple(s // (vector or 1) for s in strides)
-
-
 def _section(problem: AttentionProblem) -> int:
     """How many heads run side by side, longest tiles first; 1 where all tiles are as long."""
     heads_all = problem.batch * problem.heads_q
@@ -443,10 +411,10 @@ def launch_attention_fwd(
         lse: `[B, Hq, Lq]`, float32, contiguous.
     """
     full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
-    vector = _vector(16 // q.element_size(), q, k, v, out)
+    vector = vector_of(16 // q.element_size(), q, k, v, out)
     unit = vector or 1
-    mask_mode, mask_vector, mask_strides = _scores_arguments(mask, full)
-    bias_mode, bias_vector, bias_strides = _scores_arguments(bias, full)
+    mask_mode, mask_vector, mask_strides = scores_arguments(mask, full)
+    bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
     tiles = triton.cdiv(problem.len_q, config.block_m)
     heads_all = problem.batch * problem.heads_q
     # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
@@ -454,9 +422,9 @@ def launch_attention_fwd(
     attention_fwd_kernel[(tiles * heads_all,)](
         q, k, v, None if mask is None else mask.view(torch.uint8), bias, key_lengths, out, lse,
         scale,
-        *(s // unit for s in (*_strides(q), *_strides(k), *_strides(v))),
+        *(s // unit for s in (*strides_of(q), *strides_of(k), *strides_of(v))),
         *mask_strides, *bias_strides,
-        *(s // unit for s in _strides(out)[:3]),
+        *(s // unit for s in strides_of(out)[:3]),
         0 if key_lengths is None else key_lengths.stride(0),
         problem.heads_q, heads_all, problem.heads_q // problem.heads_kv,
         _section(problem), tiles, problem.len_q, problem.len_k,
