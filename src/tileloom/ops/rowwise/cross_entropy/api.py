@@ -8,12 +8,12 @@ import torch
 
 from tileloom import knobs
 from tileloom.errors import DtypeError, OptionError, ShapeError
-from tileloom.ops import _op
 from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
 from tileloom.ops.rowwise.config import RowConfig, announce
 from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd
-from tileloom.ops.rowwise.cross_entropy.plans import forward_key, forward_plan, forward_plans
+from tileloom.ops.rowwise.cross_entropy.plans import forward_plan, forward_plans
 from tileloom.ops.rowwise.cross_entropy.problem import REDUCTIONS, Options, Reduction
+from tileloom.ops.rowwise.plans import is_short, plan_key
 
 _OPTIONS = (
     *("label_smoothing", "ignore_index", "soft_cap", "reduction", "inplace_backward", "config"),
@@ -100,15 +100,9 @@ def cross_entropy(
     if unknown:
         raise unknown_option("cross_entropy", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
     checks_labels = knobs.get("debug.labels")
-    is_short = isinstance(logits, torch.Tensor) and _op.is_eager((logits, labels))  # pyright: ignore[reportUnnecessaryIsInstance]
-    if is_short and not checks_labels and not (torch.is_grad_enabled() and logits.requires_grad):
-        try:
-            key = forward_key(
-                logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config
-            )
-            plan = forward_plans.get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensors, or none with strides
-            plan = key = None
+    if not checks_labels and is_short((logits, labels)):
+        key = plan_key((logits, labels), label_smoothing, ignore_index, soft_cap, reduction, config)
+        plan = forward_plans.get(key)
         if plan is None:
             options = _check(
                 logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config

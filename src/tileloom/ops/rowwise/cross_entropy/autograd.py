@@ -15,11 +15,11 @@ from tileloom.ops.rowwise.config import announce
 from tileloom.ops.rowwise.cross_entropy.plans import (
     backward_plan,
     empty_results,
-    forward_key,
     forward_plan,
     forward_plans,
 )
 from tileloom.ops.rowwise.cross_entropy.problem import Options
+from tileloom.ops.rowwise.plans import plan_key
 
 Tensor = torch.Tensor
 
@@ -49,7 +49,7 @@ def _forward(
     options = Options(label_smoothing, ignore_index, soft_cap, reduction)
     plan = key = None
     if logits.is_cuda:
-        key = forward_key(logits, labels, options, config)
+        key = plan_key((logits, labels), options, config)
         plan = forward_plans.get(key)
     if plan is None:
         plan = forward_plan(logits, labels, options, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from tileloom.ops.rowwise.cross_entropy.reference import (
     cross_entropy_backward_reference,
     cross_entropy_reference,
 )
-from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, on_device
+from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
 from tileloom.target import target_of
 
 Tensor = torch.Tensor
@@ -40,11 +40,6 @@ class Plan:
 
 forward_plans: Plans[Plan] = Plans()
 _backward_plans: Plans[Plan] = Plans()
-
-
-def forward_key(logits: Tensor, labels: Tensor, *rest: Hashable) -> Hashable:
-    """Everything that a forward plan depends on; `rest` are the options and the config."""
-    return layout_key(logits), layout_key(labels), rest
 
 
 def state_size(rows: int) -> int:
@@ -93,7 +88,7 @@ def backward_plan(
     Returns:
         The plan. `run(grad, logits, labels, state)` gives the gradient of the logits.
     """
-    key = (layout_key(grad), layout_key(logits), layout_key(labels), options, config, inplace)
+    key = plan_key((grad, logits, labels), options, config, inplace)
     found = _backward_plans.get(key) if logits.is_cuda else None
     if found is not None:
         return found
@@ -142,48 +137,83 @@ def _reference_backward(options: Options, inplace: bool) -> Callable[..., Tensor
     return run
 
 
-def constants(problem: CrossEntropyProblem, tile: Tile) -> dict[str, Any]:
-    """Return the constants of the forward or backward kernel, in its order."""
-    options = problem.options
-    found = {
-        "GROUPS": problem.rows.groups,
-        "VECTOR": problem.rows.vector,
-        "CAPPED": options.soft_cap != 0.0,
-        "SMOOTHED": options.label_smoothing != 0.0,
-    }
-    if problem.is_backward:
-        found["MEAN"] = options.reduction == "mean"
-    return found | {"BLOCK": tile.block}
+@dataclass(frozen=True)
+class Step:
+    """One launch: the kernel, its programs, its warps, and the arguments after its tensors."""
+
+    kernel: Any
+    programs: int
+    num_warps: int
+    fixed: tuple[Any, ...]
+
+    def launch(self) -> Launch:
+        """Make it ready to be launched."""
+        return Launch(self.kernel, self.programs, self.num_warps, self.fixed)
 
 
-def _numbers(options: Options) -> tuple[float, ...]:
+def forward_step(problem: CrossEntropyProblem, tile: Tile) -> Step:
+    """Make the launch of the forward kernel: logits, labels, losses, state."""
+    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
+
+    rows = problem.rows
+    fixed = (
+        *(rows.count, rows.width_units, *rows.size_arguments(), *rows.stride_arguments(0)),
+        *(*rows.loose_arguments(0, 1)[:3], *_numbers(problem.options), *_form(problem), tile.block),
+    )
+    return Step(kernels.cross_entropy_fwd_kernel, rows.count, tile.num_warps, fixed)
+
+
+def sum_step(problem: CrossEntropyProblem) -> Step:
+    """Make the launch that adds the losses up: losses, labels, loss, state."""
+    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
+
+    rows, options = problem.rows, problem.options
+    fixed = (
+        *(rows.count, *rows.size_arguments(), *rows.loose_arguments(0, 1)[:3]),
+        *(options.ignore_index, rows.groups, options.reduction == "mean", SUM_BLOCK),
+    )
+    return Step(kernels.cross_entropy_sum_kernel, 1, SUM_WARPS, fixed)
+
+
+def backward_step(problem: CrossEntropyProblem, tile: Tile) -> Step:
+    """Make the launch of the backward kernel: grad, logits, labels, state, their gradient."""
+    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
+
+    rows = problem.rows
+    blocks = -(-rows.width // tile.block)
+    fixed = (
+        *(rows.count, rows.width_units, *rows.size_arguments()),
+        *(*rows.stride_arguments(0), *rows.stride_arguments(1)),
+        *(*rows.loose_arguments(0, 1)[:3], *rows.loose_arguments(1, 1)[:3]),
+        *(blocks, *_numbers(problem.options), *_form(problem)),
+        *(problem.options.reduction == "mean", tile.block),
+    )
+    return Step(kernels.cross_entropy_bwd_kernel, rows.count * blocks, tile.num_warps, fixed)
+
+
+def _numbers(options: Options) -> tuple[int | float, ...]:
     inverse = 1.0 / options.soft_cap if options.soft_cap else 0.0
     return options.ignore_index, options.soft_cap, inverse, options.label_smoothing
 
 
-def _forward(problem: CrossEntropyProblem, tile: Tile) -> Callable[..., tuple[Tensor, Tensor]]:
-    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
-
+def _form(problem: CrossEntropyProblem) -> tuple[int | bool, ...]:
+    """The constants GROUPS, VECTOR, CAPPED, SMOOTHED."""
     rows, options = problem.rows, problem.options
-    labels_at = rows.loose_arguments(0, 1)[:3]
-    launch = Launch(
-        kernels.cross_entropy_fwd_kernel, rows.count, tile.num_warps,
-        (rows.count, rows.width_units, *rows.size_arguments(), *rows.stride_arguments(0),
-         *labels_at, *_numbers(options), *constants(problem, tile).values()),
-    )  # fmt: skip
-    add_up = Launch(
-        kernels.cross_entropy_sum_kernel, 1, SUM_WARPS,
-        (rows.count, *rows.size_arguments(), *labels_at, options.ignore_index,
-         rows.groups, options.reduction == "mean", SUM_BLOCK),
-    )  # fmt: skip
-    is_reduced = options.reduction != "none"
+    return rows.groups, rows.vector, options.soft_cap != 0.0, options.label_smoothing != 0.0
+
+
+def _forward(problem: CrossEntropyProblem, tile: Tile) -> Callable[..., tuple[Tensor, Tensor]]:
+    launch, add_up = forward_step(problem, tile).launch(), sum_step(problem).launch()
+    count, reduction = problem.rows.count, problem.options.reduction
 
     def run(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        loss, state = empty_results(logits, labels, options.reduction)
-        losses = logits.new_empty(rows.count, dtype=torch.float32) if is_reduced else loss
+        loss, state = empty_results(logits, labels, reduction)
         with on_device(logits):
-            launch(logits, labels, losses, state)
-            if is_reduced:
+            if reduction == "none":
+                launch(logits, labels, loss, state)
+            else:
+                losses = logits.new_empty(count, dtype=torch.float32)
+                launch(logits, labels, losses, state)
                 add_up(losses, labels, loss, state)
         return loss, state
 
@@ -191,17 +221,7 @@ def _forward(problem: CrossEntropyProblem, tile: Tile) -> Callable[..., tuple[Te
 
 
 def _backward(problem: CrossEntropyProblem, tile: Tile, inplace: bool) -> Callable[..., Tensor]:
-    from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
-
-    rows = problem.rows
-    blocks = -(-rows.width // tile.block)
-    launch = Launch(
-        kernels.cross_entropy_bwd_kernel, rows.count * blocks, tile.num_warps,
-        (rows.count, rows.width_units, *rows.size_arguments(),
-         *rows.stride_arguments(0), *rows.stride_arguments(1),
-         *rows.loose_arguments(0, 1)[:3], *rows.loose_arguments(1, 1)[:3],
-         blocks, *_numbers(problem.options), *constants(problem, tile).values()),
-    )  # fmt: skip
+    launch = backward_step(problem, tile).launch()
 
     def run(grad: Tensor, logits: Tensor, labels: Tensor, state: Tensor) -> Tensor:
         out = logits if inplace else torch.empty_like(logits)

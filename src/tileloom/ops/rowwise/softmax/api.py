@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from tileloom.errors import DtypeError, ShapeError
-from tileloom.ops import _op
 from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
 from tileloom.ops.rowwise.config import RowConfig, announce
+from tileloom.ops.rowwise.plans import is_short, plan_key
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
-from tileloom.ops.rowwise.softmax.plans import forward_key, forward_plan, forward_plans
+from tileloom.ops.rowwise.softmax.plans import forward_plan, forward_plans
 
 _OPTIONS = ("mask", "config")
 _ELSEWHERE = {  # what other libraries call it
@@ -71,13 +71,9 @@ def softmax(
     """
     if unknown:
         raise unknown_option("softmax", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
-    is_short = isinstance(x, torch.Tensor) and _op.is_eager((x, mask))  # pyright: ignore[reportUnnecessaryIsInstance]
-    if is_short and not (torch.is_grad_enabled() and x.requires_grad):
-        try:
-            key = forward_key(x, mask, config)
-            plan = forward_plans.get(key)
-        except (AttributeError, RuntimeError, TypeError):  # no tensors, or none with strides
-            plan = key = None
+    if is_short((x, mask)):
+        key = plan_key((x, mask), config)
+        plan = forward_plans.get(key)
         if plan is None:
             _check(x, mask, config)
             plan = forward_plan(x, mask, "" if config is None else config.encode())

@@ -8,9 +8,9 @@ import torch
 
 from tileloom.ops import _op
 from tileloom.ops.rowwise.config import announce
+from tileloom.ops.rowwise.plans import plan_key
 from tileloom.ops.rowwise.softmax.plans import (
     backward_plan,
-    forward_key,
     forward_plan,
     forward_plans,
 )
@@ -24,7 +24,7 @@ NO_SECOND_GRADIENT = (
 def _forward(x: torch.Tensor, mask: torch.Tensor | None, config: str) -> torch.Tensor:
     plan = key = None
     if x.is_cuda:
-        key = forward_key(x, mask, config)
+        key = plan_key((x, mask), config)
         plan = forward_plans.get(key)
     if plan is None:
         plan = forward_plan(x, mask, config)

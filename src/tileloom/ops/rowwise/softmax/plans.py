@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
-from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, on_device
+from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
 from tileloom.ops.rowwise.softmax.config import choose
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
@@ -37,11 +37,6 @@ forward_plans: Plans[Plan] = Plans()
 _backward_plans: Plans[Plan] = Plans()
 
 
-def forward_key(x: torch.Tensor, mask: torch.Tensor | None, config: Hashable) -> Hashable:
-    """Everything that a forward plan depends on."""
-    return layout_key(x), layout_key(mask), config
-
-
 def forward_plan(x: torch.Tensor, mask: torch.Tensor | None, config: str) -> Plan:
     """Decide how a forward call runs; `run(x, mask)` gives y.
 
@@ -66,7 +61,7 @@ def backward_plan(y: torch.Tensor, dy: torch.Tensor, config: str) -> Plan:
         dy: Its gradient.
         config: The config's text; "" chooses.
     """
-    key = (layout_key(y), layout_key(dy), config)
+    key = plan_key((y, dy), config)
     found = _backward_plans.get(key) if y.is_cuda else None
     if found is not None:
         return found
@@ -90,55 +85,57 @@ def _reference_backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         return torch.empty_like(y).copy_(softmax_backward_reference(y, dy))
 
 
-def forward_constants(problem: SoftmaxProblem, tile: Tile) -> dict[str, Any]:
-    """Return the forward kernel's constants, in its order."""
-    mask_vector = problem.rows.loose_vector(0, _MASK_VECTOR) if problem.has_mask else 0
-    first = {"GROUPS": problem.rows.groups, "VECTOR": problem.rows.vector}
-    return first | {"MASK_VECTOR": mask_vector} | _tile_constants(problem, tile)
+@dataclass(frozen=True)
+class Step:
+    """One launch: the kernel, its programs, and the arguments after its three tensors."""
+
+    kernel: Any
+    programs: int
+    fixed: tuple[Any, ...]
 
 
-def backward_constants(problem: SoftmaxProblem, tile: Tile) -> dict[str, Any]:
-    """Return the backward kernel's constants, in its order."""
-    first = {"GROUPS": problem.rows.groups, "VECTOR": problem.rows.vector}
-    return first | _tile_constants(problem, tile)
-
-
-def is_walked(problem: SoftmaxProblem, tile: Tile) -> bool:
-    """Whether the tile does not hold a whole row."""
-    return problem.rows.width > tile.block
-
-
-def _tile_constants(problem: SoftmaxProblem, tile: Tile) -> dict[str, Any]:
-    if is_walked(problem, tile):
-        return {"BLOCK": tile.block}
-    return {"ROWS": tile.rows, "BLOCK": tile.block}
-
-
-def _launch(
-    problem: SoftmaxProblem, tile: Tile, whole: Any, walked: Any, fixed: tuple[Any, ...]
-) -> Launch:
-    rows = problem.rows
-    if is_walked(problem, tile):
-        kernel, programs = walked, rows.count
-    else:
-        kernel, programs = whole, -(-rows.count // tile.rows)
-    sizes = (rows.count, rows.width_units, *rows.size_arguments())
-    return Launch(kernel, programs, tile.num_warps, (*sizes, *fixed))
-
-
-def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
+def forward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
+    """Make the launch of a forward call; its tensors are x, the mask as uint8 or None, and y."""
     from tileloom.ops.rowwise.softmax import kernel_triton as kernels
 
     rows = problem.rows
-    constants = forward_constants(problem, tile)
-    fixed = (
+    mask_vector = rows.loose_vector(0, _MASK_VECTOR) if problem.has_mask else 0
+    strides = (
         *(*rows.stride_arguments(0), *rows.stride_arguments(1)),
-        *rows.loose_arguments(0, constants["MASK_VECTOR"]),
-        *constants.values(),
+        *rows.loose_arguments(0, mask_vector),
     )
-    launch = _launch(
-        problem, tile, kernels.softmax_fwd_kernel, kernels.softmax_fwd_walk_kernel, fixed
+    form = (rows.groups, rows.vector, mask_vector)
+    return _step(
+        problem, tile, kernels.softmax_fwd_kernel, kernels.softmax_fwd_walk_kernel, strides, form
     )
+
+
+def backward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
+    """Make the launch of a backward call; its tensors are y, dy and dx."""
+    from tileloom.ops.rowwise.softmax import kernel_triton as kernels
+
+    rows = problem.rows
+    strides = tuple(s for tensor in range(3) for s in rows.stride_arguments(tensor))
+    form = (rows.groups, rows.vector)
+    return _step(
+        problem, tile, kernels.softmax_bwd_kernel, kernels.softmax_bwd_walk_kernel, strides, form
+    )
+
+
+def _step(
+    problem: SoftmaxProblem, tile: Tile, whole: Any, walked: Any, strides: tuple[Any, ...],
+    form: tuple[int, ...],
+) -> Step:  # fmt: skip
+    rows = problem.rows
+    fixed = (rows.count, rows.width_units, *rows.size_arguments(), *strides, *form)
+    if rows.width > tile.block:
+        return Step(walked, rows.count, (*fixed, tile.block))
+    return Step(whole, -(-rows.count // tile.rows), (*fixed, tile.rows, tile.block))
+
+
+def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
+    step = forward_step(problem, tile)
+    launch = Launch(step.kernel, step.programs, tile.num_warps, step.fixed)
 
     def run(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         y = torch.empty_like(x)
@@ -150,16 +147,8 @@ def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
 
 
 def _backward(problem: SoftmaxProblem, tile: Tile) -> Run:
-    from tileloom.ops.rowwise.softmax import kernel_triton as kernels
-
-    rows = problem.rows
-    fixed = (
-        *(s for tensor in range(3) for s in rows.stride_arguments(tensor)),
-        *backward_constants(problem, tile).values(),
-    )
-    launch = _launch(
-        problem, tile, kernels.softmax_bwd_kernel, kernels.softmax_bwd_walk_kernel, fixed
-    )
+    step = backward_step(problem, tile)
+    launch = Launch(step.kernel, step.programs, tile.num_warps, step.fixed)
 
     def run(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         dx = torch.empty_like(y)

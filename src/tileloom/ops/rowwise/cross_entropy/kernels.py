@@ -1,0 +1,66 @@
+"""The shipped configs of the cross-entropy kernels, as something that compiles with no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from tileloom.launch.aot import KernelSpec
+from tileloom.ops.rowwise.cross_entropy.config import cross_entropy_rule
+from tileloom.ops.rowwise.cross_entropy.problem import (
+    Options,
+    backward_problem,
+    forward_problem,
+)
+from tileloom.ops.rowwise.specs import row_spec
+from tileloom.target import H100
+
+PROVED_32BIT: Mapping[str, str] = {}
+"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
+
+_SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+_PLAIN = Options(0.0, -100, 0.0, "mean")
+_ALL = Options(0.1, -100, 30.0, "none")
+
+
+def shipped() -> tuple[KernelSpec, ...]:
+    """Return a spec for every tile of the rule, and for the layouts that change the code most."""
+    specs: list[KernelSpec] = []
+    for width in (16, 1024, 4096, 32768):
+        for dtype in (torch.bfloat16, torch.float32):
+            logits = torch.empty((4096, width), dtype=dtype, device="meta")
+            specs += _specs(f"{width}", logits, _PLAIN)
+    logits = torch.empty((8192, 32768), dtype=torch.bfloat16, device="meta")
+    specs += _specs("32768-all", logits, _ALL)
+    shifted = torch.empty((4, 2048, 50257), dtype=torch.float16, device="meta")[:, :-1]
+    specs += _specs("50257-shifted-all", shifted, _ALL)
+    return tuple(specs)
+
+
+def _specs(name: str, logits: torch.Tensor, options: Options) -> list[KernelSpec]:
+    from tileloom.ops.rowwise.cross_entropy.plans import backward_step, forward_step, sum_step
+
+    labels = torch.empty(logits.shape[:-1], dtype=torch.int64, device="meta")
+    shape = labels.shape if options.reduction == "none" else ()
+    grad = torch.empty(shape, dtype=torch.float32, device="meta")
+    forward = forward_problem(logits, labels, options)
+    backward = backward_problem(grad, logits, labels, torch.empty_like(logits).stride(), options)
+    tiles = cross_entropy_rule(forward, H100)
+    assert tiles.forward is not None
+    assert tiles.backward is not None
+    kind = _SHORT[logits.dtype]
+    steps = {
+        "fwd": (forward_step(forward, tiles.forward), (f"*{kind}", "*i64", "*fp32", "*fp32")),
+        "bwd": (
+            backward_step(backward, tiles.backward),
+            ("*fp32", f"*{kind}", "*i64", "*fp32", f"*{kind}"),
+        ),
+    }
+    if options.reduction != "none":
+        steps["sum"] = (sum_step(forward), ("*fp32", "*i64", "*fp32", "*fp32"))
+    return [
+        row_spec(f"cross_entropy_{which}_triton[{name}-{kind}]", step.kernel, tensors, step.fixed,
+                 step.num_warps)
+        for which, (step, tensors) in steps.items()
+    ]  # fmt: skip
