@@ -1,0 +1,71 @@
+"""The kernels on the emulator: right by the accuracy rule, and no race or misuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.ops.rowwise.softmax import cases
+from tests.ops.rowwise.softmax.cases import SoftmaxCase
+
+from tileloom import emulator
+from tileloom.ops import record_choices
+from tileloom.testing import poisoned_memory
+
+RUNS = [("eager", 0), ("random", 1), ("random", 2)]
+
+
+def judged(case: SoftmaxCase, schedule: str, seed: int, level: str = "machine") -> None:
+    inputs = case.inputs()
+    with (
+        emulator.run(schedule=schedule, level=level, seed=seed, sms=4) as run,
+        poisoned_memory(),
+        record_choices() as made,
+    ):
+        y, dx = cases.run(inputs, case.config)
+    assert [choice.backend for choice in made] == ["triton"] * 2
+    assert [launch.kernel for launch in run.launches] == _kernels(case)
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    cases.check(inputs, y, dx)
+
+
+def _kernels(case: SoftmaxCase) -> list[str]:
+    walk = "_walk" if case.config is cases.WALK else ""
+    return [f"softmax_{direction}{walk}_kernel" for direction in ("fwd", "bwd")]
+
+
+@pytest.mark.parametrize("case", cases.WHOLE + cases.WALKED, ids=lambda case: case.id)
+def test_kernels(case):
+    judged(case, "late", 0)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
+@pytest.mark.parametrize("case", [cases.WHOLE[2], cases.WALKED[2]], ids=lambda case: case.id)
+def test_other_schedules(case, schedule, seed):
+    judged(case, schedule, seed)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("config", [None, cases.WALK], ids=["whole", "walked"])
+def test_a_visible_nan_or_infinity_spoils_its_row_only(value, config):
+    x = torch.randn(3, 100)
+    x[1, 70] = value
+    with emulator.run():
+        y, dx = cases.run(cases.Inputs(x, None, torch.randn(3, 100)), config)
+    for result in (y, dx):
+        assert result.isnan().any(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
+def test_empty(shape):
+    with emulator.run() as run:
+        y, dx = cases.run(cases.Inputs(torch.randn(shape), None, torch.randn(shape)))
+    assert y.shape == dx.shape == shape
+    assert not run.launches
+
+
+@pytest.mark.parametrize("dy", [torch.arange(72.0).expand(4, 72), torch.randn(72, 4).t()])
+def test_a_gradient_of_any_strides_is_read_in_place(dy):
+    inputs = cases.Inputs(torch.randn(4, 72), None, dy)
+    with emulator.run():
+        y, dx = cases.run(inputs)
+    cases.check(inputs, y, dx)
