@@ -35,7 +35,7 @@ def test_unreadable_variable_says_what_to_do(monkeypatch):
 
 def test_empty_path_is_refused(monkeypatch):
     monkeypatch.setenv("TILELOOM_CACHE_DIR", " ")
-    with pytest.raises(knobs.KnobError, match="it must be a folder's path"):
+    with pytest.raises(knobs.KnobError, match="it must be a path"):
         knobs.get("cache.dir")
 
 

@@ -31,8 +31,22 @@ def _read_bool(text: str) -> bool:
 
 def _read_path(text: str) -> Path:
     if not text.strip():
-        raise ValueError("a folder's path")
+        raise ValueError("a path")
     return Path(text).expanduser()
+
+
+def _read_jit(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("allow", "forbid"):
+        raise ValueError("allow or forbid")
+    return word
+
+
+def _read_tier(text: str) -> str:
+    word = text.strip().lower()
+    if word not in ("auto", "packed", "direct", "seam", "plain"):
+        raise ValueError("auto, packed, direct, seam or plain")
+    return word
 
 
 def _default_cache_dir() -> Path:
@@ -61,6 +75,14 @@ KNOBS: dict[str, Knob] = {
     for knob in (
         Knob("cache.dir", "TILELOOM_CACHE_DIR", _default_cache_dir, _read_path, "path",
              "Folder for everything that tileloom keeps between runs."),
+        Knob("debug.labels", "TILELOOM_DEBUG_LABELS", lambda: False, _read_bool, "bool",
+             "Refuse labels out of range in cross_entropy; waits for the GPU at each call."),
+        Knob("launch.bundle", "TILELOOM_BUNDLE", lambda: None, _read_path, "path",
+             "Bundle of compiled kernels in which launches look before they compile."),
+        Knob("launch.jit", "TILELOOM_JIT", lambda: "allow", _read_jit, "text",
+             "allow, or forbid: a launch whose kernel is in no bundle then raises."),
+        Knob("launch.tier", "TILELOOM_LAUNCH_TIER", lambda: "auto", _read_tier, "text",
+             "How prepared launches reach the driver: auto, packed, direct, seam or plain."),
         Knob("log.levels", "TILELOOM_LOGS", lambda: "", str, "text",
              "Loggers to show, in the grammar of TORCH_LOGS: +dispatch,compile,-bench."),
         Knob("dispatch.warn", "TILELOOM_DISPATCH_WARN", lambda: True, _read_bool, "bool",

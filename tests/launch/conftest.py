@@ -3,7 +3,9 @@
 import functools
 
 import pytest
-from tests.launch import shipped
+from tests.launch import bundle_samples, shipped
+
+from tileloom.launch.bundle_build import build_bundle
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +22,11 @@ def shipped_results(request, tmp_path_factory):
         return shipped.compile_once(version, full=full, shared=shared, cache=cache)
 
     return results
+
+
+@pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory):
+    """The bundle of `bundle_samples.SMALL`, which takes a few seconds to build."""
+    path = tmp_path_factory.mktemp("bundle") / "small.bundle"
+    build_bundle(path, bundle_samples.SMALL, workers=2)
+    return path

@@ -42,6 +42,7 @@ class KernelSpec:
         num_stages: Depth of Triton's own pipeline; Gluon kernels have their own.
         layouts: For descriptors of Gluon kernels the keyword arguments of `NVMMASharedLayout`.
         aligned: Parameters to specialise as divisible by 16.
+        options: Further compile options of Triton's, for example ``{"maxnreg": 128}``.
         spill_budget: Bytes of spill stores and loads that are allowed.
         spill_reason: The measurement that justifies a budget above 0.
         threads: Threads of the whole block where warp specialisation adds warps; only checked
@@ -58,9 +59,42 @@ class KernelSpec:
     num_stages: int = 3
     layouts: dict[str, dict[str, Any]] = field(default_factory=dict)
     aligned: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
     spill_budget: int = 0
     spill_reason: str = ""
     threads: int | None = None
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What a launch of a compiled kernel needs to know, beside its binary.
+
+    Attributes:
+        entry: Name of the function in the binary.
+        source: Hash of the kernel's source, see `compat.source_hash`.
+        signature: Type of every parameter in order, the layouts of descriptors written out.
+        compile_time: Parameters that the function itself declares as compile-time ones.
+        descriptors: For each descriptor parameter in order how its tensor map is encoded; empty
+            where the architecture has none, and Triton passes pointer, shape and strides.
+        num_ctas: Blocks of a cluster.
+        cooperative: Whether the whole grid must be resident.
+        pdl: Whether it starts before the kernel ahead of it has ended.
+        scratch_bytes: Global memory that each block needs.
+        profile_bytes: The same for Triton's profiler.
+        toolkit: Version of the assembler, for example ``"12.8"``.
+    """
+
+    entry: str
+    source: str
+    signature: dict[str, str]
+    compile_time: frozenset[str]
+    descriptors: tuple[dict[str, Any], ...]
+    num_ctas: int
+    cooperative: bool
+    pdl: bool
+    scratch_bytes: int
+    profile_bytes: int
+    toolkit: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +117,7 @@ class CompiledKernel:
         cached: Whether Triton's cache had the kernel, so that `compile_s` is no compile time.
         ptxas_warnings: What the assembler warned of; C75xx codes mean that it serialised wgmma.
         triton: Version of the compiler, for example ``"3.7.1"``.
+        launch: What a launch needs beside the binary.
         error: Always None: what tells it from a `CompileFailure`.
     """
 
@@ -99,6 +134,7 @@ class CompiledKernel:
     cached: bool
     ptxas_warnings: tuple[str, ...]
     triton: str
+    launch: LaunchFacts = field(repr=False)
     triton_folder: Path = field(repr=False)
     _packed: dict[str, bytes] = field(repr=False, compare=False)
     error: None = None
@@ -175,7 +211,7 @@ def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -
 
     arch = normal_arch(arch)
     source = _source(spec, arch)
-    options = compat.compile_options(spec.num_warps, spec.num_stages)
+    options = {**compat.compile_options(spec.num_warps, spec.num_stages), **spec.options}
     target = compat.gpu_target(limits_of(arch).capability)
     with (
         tempfile.TemporaryDirectory(prefix="tileloom-aot-") as fresh,
@@ -215,6 +251,7 @@ def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -
         cached=cached,
         ptxas_warnings=warnings,
         triton=".".join(map(str, compat.triton_version())),
+        launch=_launch_facts(source, compiled.metadata, limits_of(arch).capability),
         triton_folder=Path(triton.__file__).parent,
         _packed=packed,
     )
@@ -246,6 +283,22 @@ def read_assembler_log(log: str) -> tuple[int, int, tuple[str, ...]]:
 def serialises_wgmma(warning: str) -> bool:
     """Say whether a text of `CompiledKernel.ptxas_warnings` has one of the codes C7500 to C7599."""
     return re.match(r"\(C75\d\d\)", warning) is not None
+
+
+def _launch_facts(source: Any, metadata: Any, capability: int) -> LaunchFacts:
+    return LaunchFacts(
+        entry=metadata.name,
+        source=compat.source_hash(source.fn),
+        signature=dict(source.signature),
+        compile_time=frozenset(p.name for p in source.fn.params if p.is_constexpr),
+        descriptors=tuple(metadata.tensordesc_meta or ()),
+        num_ctas=metadata.num_ctas,
+        cooperative=metadata.launch_cooperative_grid,
+        pdl=metadata.launch_pdl,
+        scratch_bytes=metadata.global_scratch_size,
+        profile_bytes=metadata.profile_scratch_size,
+        toolkit=compat.assembler_version(capability),
+    )
 
 
 def _threads(ptx: str, num_warps: int) -> int:

@@ -18,12 +18,14 @@ proxy fence cp.async to wgmma       **no**      yes         yes
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import re
 import subprocess
 import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 SUPPORTED = ((3, 6), (3, 9))
@@ -128,6 +130,61 @@ def ast_source(
         constexprs={(order.index(name),): value for name, value in constexprs.items()},
         attrs={(order.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
+
+
+def source_hash(function: Any) -> str:
+    """Hash a kernel's source: its own and that of every jitted function it calls.
+
+    Triton's own key of a function counts Triton's library too, so that the same kernel has another
+    on each version; this one is the same wherever the kernel's files are the same.
+
+    Args:
+        function: The object that `triton.jit` or `gluon.jit` made.
+
+    Returns:
+        A hexadecimal SHA-256 over the sources and the global constants that they name, without
+        Triton's library.
+    """
+    from triton.runtime.jit import JITCallable
+
+    texts: dict[str, str] = {}
+
+    def visit(name: str, value: Any) -> None:
+        if isinstance(value, JITCallable):
+            key = f"{value.fn.__module__}.{value.fn.__qualname__}"
+            if key.startswith("triton.") or key in texts:
+                return
+            texts[key] = value.src
+            visit_names(value.fn.__code__, value.fn.__globals__)
+        elif type(value).__name__ == "constexpr":
+            visit(name, value.value)
+        elif isinstance(value, int | float | str | bool):
+            texts.setdefault(f"{name}={value!r}", "")
+
+    def visit_names(code: CodeType, scope: Mapping[str, Any]) -> None:
+        modules = [scope[name] for name in code.co_names if isinstance(scope.get(name), ModuleType)]
+        for name in code.co_names:
+            visit(name, scope.get(name))
+            for module in modules:
+                if isinstance(found := vars(module).get(name), JITCallable):
+                    visit(name, found)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                visit_names(constant, scope)
+
+    visit("", function)
+    return hashlib.sha256("\0".join(f"{k}\0{texts[k]}" for k in sorted(texts)).encode()).hexdigest()
+
+
+def assembler_version(capability: int) -> str:
+    """Return the version of the assembler that Triton uses, as in ``"12.8"``, the CUDA toolkit's.
+
+    Args:
+        capability: For example 90.
+    """
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return str(get_ptxas(capability).version)
 
 
 def compile_options(num_warps: int, num_stages: int) -> dict[str, object]:

@@ -1,0 +1,284 @@
+"""Kernels that were compiled elsewhere, launched with no compiler and no Triton.
+
+>>> from tileloom import launch
+>>> bundle = launch.load_bundle("kernels.bundle")  # doctest: +SKIP
+>>> bundle.kernel("add_kernel")[(blocks,)](x, y, out, n, BLOCK=1024)  # doctest: +SKIP
+
+`bundle_build` makes such files. `bundle_use` lets the package's own launches look into one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tileloom.errors import BundleError
+from tileloom.launch import driver
+from tileloom.launch.bundle_arguments import bind, choose, device_of
+from tileloom.launch.bundle_format import BundleFile, Variant, read_bundle
+from tileloom.launch.bundle_parameters import types_of, values_of
+
+_ARCH_SINCE = {"sm_80": 11000, "sm_90": 11080, "sm_100": 12080}
+"""The first CUDA version that knows an architecture, as the driver counts them."""
+
+
+def least_driver(variant: Variant) -> int:
+    """Return the CUDA version that a driver must have, as it counts them: 12080 for 12.8.
+
+    A binary runs on every driver of its toolkit's major version or a later one (NVIDIA's "minor
+    version compatibility"), as long as the driver knows the architecture.
+    """
+    major = int(variant.toolkit.partition(".")[0])
+    return max(major * 1000, _ARCH_SINCE.get(variant.arch, 0))
+
+
+def reason_against(variant: Variant, capability: int, cuda_version: int) -> str:
+    """Say why a binary cannot run on a GPU, in both versions; empty if it can.
+
+    Args:
+        variant: The variant.
+        capability: The GPU's compute capability, for example 90.
+        cuda_version: Of the driver, for example 12080.
+    """
+    number = int(variant.arch.removeprefix("sm_"))
+    exact = variant.target.endswith("a")
+    # Without the `a` a binary also runs on later GPUs of the same major capability.
+    runs = capability == number if exact else number <= capability < number // 10 * 10 + 10
+    if not runs:
+        return f"it is built for {variant.target}, the GPU is an sm_{capability}"
+    least = least_driver(variant)
+    if cuda_version < least:
+        return (
+            f"it needs a driver for CUDA {_dotted(least)} or later, the driver here is for CUDA "
+            f"{_dotted(cuda_version)}"
+        )
+    return ""
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+class Bundle:
+    """A bundle that has been opened; `load_bundle` makes it. Threads may share it.
+
+    A kernel is checked and read from the file when it is first launched, once for each device. It
+    then stays on the device until the process ends.
+
+    Attributes:
+        path: The file.
+        tileloom: The version that built it.
+    """
+
+    def __init__(self, file: BundleFile) -> None:
+        self.path = file.path
+        self.tileloom = file.tileloom
+        self._file = file
+        self._numbers = {raw["key"]: i for i, raw in reversed(list(enumerate(file.raw)))}
+        self._families: dict[str, list[int]] = {}
+        for i, raw in enumerate(file.raw):
+            for name in dict.fromkeys((raw["name"], raw["name"].partition("[")[0])):
+                self._families.setdefault(name, []).append(i)
+        self._variants: dict[int, Variant] = {}
+        self._loaded: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<bundle '{self.path}' of {len(self._file.raw)} kernels>"
+
+    def variants(self) -> list[Variant]:
+        """Return all compiled variants, in the order of the file.
+
+        Raises:
+            BundleError: If the manifest describes one wrongly.
+        """
+        return [self._variant(i) for i in range(len(self._file.raw))]
+
+    def kernel(self, name: str) -> BundledKernel:
+        """Return a kernel that can be launched.
+
+        Args:
+            name: A variant's name, or the part before its ``[config]``: then each launch takes the
+                first variant that fits its arguments, the most specialised ones first.
+
+        Raises:
+            BundleError: If there is none of this name.
+        """
+        numbers = self._families.get(name)
+        if numbers is None:
+            near = difflib.get_close_matches(name, self._families, n=1)
+            known = dict.fromkeys(raw["name"].partition("[")[0] for raw in self._file.raw)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(known)}."
+            raise BundleError(f"bundle: there is no kernel '{name}' in '{self.path}'. {hint}")
+        return BundledKernel(self, name, [self._variant(i) for i in numbers])
+
+    def find(self, key: str) -> Variant | None:
+        """Return the variant of a key that `bundle_key.kernel_key` made, None if there is none."""
+        number = self._numbers.get(key)
+        return None if number is None else self._variant(number)
+
+    def binary(self, variant: Variant) -> bytes:
+        """Return the cubin of a variant.
+
+        Raises:
+            BundleError: If it is not what was written.
+        """
+        return self._file.binary(variant)
+
+    def load(self, variant: Variant, device: int) -> driver.Function:
+        """Load a variant onto a device, at each call anew.
+
+        Args:
+            variant: One of this bundle's.
+            device: The device's number.
+
+        Raises:
+            BundleError: If it cannot run there; the text names both versions. If it is damaged.
+            LaunchError: If the driver refuses it.
+        """
+        why = reason_against(variant, driver.capability(device), driver.cuda_version())
+        if why:
+            raise BundleError(
+                f"bundle: kernel '{variant.name}' of '{self.path}' cannot run on device {device}: "
+                f"{why}. Try: a bundle that is built for this machine."
+            )
+        return driver.load_cubin(
+            self.binary(variant), variant.entry, shared_bytes=variant.shared_bytes, device=device
+        )
+
+    def _variant(self, number: int) -> Variant:
+        variant = self._variants.get(number)
+        if variant is None:
+            variant = self._variants[number] = self._file.variant(number)
+        return variant
+
+    def launch_of(self, variant: Variant, device: int) -> Callable[..., Any]:
+        """Return `launch(x, y, z, stream, *values, scratch)`, loading the kernel if need be."""
+        at = (id(variant), device)
+        with self._lock:
+            launch = self._loaded.get(at)
+            if launch is None:
+                function = self.load(variant, device)
+                types = types_of(variant.parameters)
+                launch = self._loaded[at] = driver.packed_launch(
+                    function.handle,
+                    types,
+                    {len(types) - 1: 0},
+                    grid=None,
+                    threads=variant.threads,
+                    name=variant.name,
+                    device=device,
+                    shared_bytes=variant.shared_bytes,
+                    num_ctas=variant.num_ctas,
+                    cooperative=variant.cooperative,
+                    pdl=variant.pdl,
+                )
+        return launch
+
+
+class BundledKernel:
+    """A kernel of a bundle, called as Triton's: `kernel[grid](*args, **constants)`.
+
+    Attributes:
+        name: What was asked for.
+        variants: Its variants, the most specialised ones first.
+    """
+
+    def __init__(self, bundle: Bundle, name: str, variants: Sequence[Variant]) -> None:
+        self.name = name
+        self.variants = sorted(variants, key=_generality)
+        self._bundle = bundle
+        self._on_device: dict[int, list[Variant]] = {}
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.name} of {self._bundle!r}>"
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        """Return what launches the kernel.
+
+        Args:
+            grid: One to three numbers of blocks, or a function that makes them of a dictionary of
+                all arguments and constants.
+
+        Returns:
+            A function of the kernel's arguments, by position or keyword. A compile-time constant
+            may be left out where the variants that fit agree in it. Pointers are tensors on one
+            GPU, or addresses as integers; descriptors are any object with ``base``, ``shape``,
+            ``strides`` and ``block_shape``. The kernel runs on PyTorch's current stream of the
+            tensors' GPU. A grid of no blocks launches nothing.
+        """
+        return functools.partial(self._launch, grid)
+
+    def _launch(self, grid: Any, /, *args: Any, **named: Any) -> None:
+        import torch
+
+        arguments = bind(self.name, self.variants[0].parameters, args, named)
+        device = device_of(self.name, arguments)
+        index = torch.cuda.current_device() if device is None else device.index
+        variant = choose(self.name, self._for_device(index), arguments)
+        if callable(grid):
+            grid = grid({**variant.constants, **arguments})
+        x, y, z = driver.normal_grid(grid, self.name)
+        if 0 in (x, y, z):
+            return
+        with torch.cuda.device(index):
+            launch = self._bundle.launch_of(variant, index)
+            scratch = _scratch(variant, x * y * z, index)
+            launch(
+                x, y, z,
+                torch.cuda.current_stream(index).cuda_stream,
+                *values_of(variant.parameters, arguments),
+                0 if scratch is None else scratch.data_ptr(),
+            )  # fmt: skip
+
+    def _for_device(self, index: int) -> list[Variant]:
+        """Return the variants that run on a device; if there is none, say why."""
+        if index in self._on_device:
+            return self._on_device[index]
+        capability, version = driver.capability(index), driver.cuda_version()
+        why = [reason_against(variant, capability, version) for variant in self.variants]
+        fits = [variant for variant, text in zip(self.variants, why) if not text]
+        if not fits:
+            raise BundleError(
+                f"bundle: kernel '{self.name}' of '{self._bundle.path}' cannot run on device "
+                f"{index}: {'; '.join(dict.fromkeys(why))}. Try: a bundle that is built "
+                "for this machine."
+            )
+        self._on_device[index] = fits
+        return fits
+
+
+def _generality(variant: Variant) -> tuple[int, int]:
+    """Sort the variants that ask for most first; equal ones stay in the order of the file."""
+    run_time = [p for p in variant.parameters if not p.optional]
+    known = sum(p.type == "constexpr" for p in run_time)
+    return -known, -sum(p.aligned for p in run_time)
+
+
+def _scratch(variant: Variant, blocks: int, index: int) -> Any:
+    """Memory that the kernel asks for; freed at once, which PyTorch orders behind the kernel."""
+    if not variant.scratch_bytes:
+        return None
+    import torch
+
+    size = variant.scratch_bytes * blocks * variant.num_ctas
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Open a bundle. Its kernels are read when they are first launched.
+
+    Args:
+        path: A file that `tileloom bundle build` or `bundle_build.build_bundle` wrote.
+
+    Returns:
+        The bundle. A file put in its place later does not change it.
+
+    Raises:
+        BundleError: If there is no such file, it is no bundle, has another format, or is damaged.
+    """
+    return Bundle(read_bundle(Path(path)))

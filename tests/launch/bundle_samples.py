@@ -1,0 +1,81 @@
+"""What the bundle tests compile: specs, and the bundle that a GPU machine is given.
+
+`python -m tests.launch.bundle_samples FILE` builds the bundle of the GPU tests without a GPU.
+"""
+
+import sys
+from pathlib import Path
+
+from tests.launch import samples
+
+from tileloom.cli.inspect import shipped_specs
+from tileloom.launch.aot import KernelSpec
+from tileloom.launch.bundle_build import build_bundle
+
+_MODULE = "tests.launch.bundle_kernels"
+
+SCALARS = {
+    "a": "u1", "b": "i8", "c": "u8", "d": "i16", "e": "i32", "f": "u32", "g": "i64", "h": "u64",
+    "i": "fp32", "j": "fp64", "k": "bf16",
+}  # fmt: skip
+
+
+def add(name, element, aligned, archs=samples.ALL, block=1024):
+    pointers = ("x", "y", "out")
+    signature = {**dict.fromkeys(pointers, f"*{element}"), "n": "i32", "BLOCK": "constexpr"}
+    given = pointers if aligned else ()
+    function = f"{_MODULE}:add_kernel"
+    return KernelSpec(name, function, False, signature, {"BLOCK": block}, archs, aligned=given)
+
+
+ADD = add("add[fp32]", "fp32", aligned=True)
+ADD_ANY = add("add[fp32-any]", "fp32", aligned=False)
+ADD_HALF = add("add[fp16]", "fp16", aligned=True)
+MANY = KernelSpec(
+    "scalars",
+    f"{_MODULE}:scalars_kernel",
+    False,
+    {
+        "out": "*fp64",
+        **SCALARS,
+        **dict.fromkeys(("absent", "one", "MODE"), "constexpr"),
+    },
+    {"absent": None, "one": 1, "MODE": "twelve"},
+    samples.ALL,
+    aligned=("out",),
+)
+SCRATCH = KernelSpec(
+    "scratch",
+    f"{_MODULE}:scratch_kernel",
+    False,
+    {"x": "*fp32", "out": "*fp32", "BLOCK": "constexpr"},
+    {"BLOCK": 32},
+    ("sm_90",),
+    aligned=("x", "out"),
+)
+
+SMALL = [
+    (ADD, "sm_90"),
+    (ADD_ANY, "sm_90"),
+    (ADD_HALF, "sm_90"),
+    (ADD, "sm_80"),
+    (MANY, "sm_90"),
+    (SCRATCH, "sm_90"),
+    (samples.WGMMA, "sm_90"),
+]
+"""What tests without a GPU compile."""
+
+ATTENTION = (
+    "attention_fwd_gluon_sm90[d128-causal-bf16]",
+    "attention_fwd_gluon_sm90[d64-full-bf16]",
+)
+
+
+def for_gpu():
+    shipped = shipped_specs()
+    return [*SMALL, *((shipped[name], "sm_90") for name in ATTENTION)]
+
+
+if __name__ == "__main__":
+    build_bundle(Path(sys.argv[1]), for_gpu())
+    print(Path(sys.argv[1]).stat().st_size, "bytes")
