@@ -63,49 +63,9 @@ def test_options_outside_their_range_are_refused(options, text):
     assert text in str(caught.value)
 
 
-def test_a_dtype_without_a_kernel_type_is_refused():
-    with pytest.raises((emulator.LaunchError, KeyError)), emulator.run():
-        copy[(1,)](torch.zeros(8, dtype=torch.complex64), torch.zeros(8), 8)
-
-
 def test_host_write_refuses_a_strided_tensor():
     with emulator.run() as run, pytest.raises(emulator.LaunchError, match="contiguous CPU tensor"):
         run.host_write(torch.zeros(4, 4)[:, 1], 0)
-
-
-@gluon.jit
-def describe_only(desc, out_ptr):
-    gl.store(out_ptr, desc.shape[0])
-
-
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: torch.zeros(64, 68, dtype=torch.float16)[:, :64],
-         "a stride of 68 elements, 136 bytes, which is not a multiple of 16 bytes"),
-        (lambda: torch.zeros(64 * 64 + 1, dtype=torch.float16)[1:].view(64, 64),
-         "base address 0x"),
-    ],
-    ids=["stride", "base"],
-)  # fmt: skip
-def test_descriptors_that_the_hardware_refuses(make, text):
-    layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16)
-    tensor = make()
-    out = torch.zeros(1, dtype=torch.int32)
-    desc = TensorDescriptor.from_tensor(torch.zeros(64, 64, dtype=torch.float16), [64, 64], layout)
-    desc.base, desc.strides = tensor, list(tensor.stride())  # past Triton's own checks
-    with pytest.raises(emulator.LaunchError) as caught, emulator.run():
-        describe_only[(1,)](desc, out)
-    assert text in str(caught.value)
-    assert "Try: copy the tensor" in str(caught.value)
-
-
-def test_shared_memory_over_the_cards_is_refused():
-    from triton.runtime.errors import OutOfResources
-
-    module = support.load_case("pipelined_gemm")
-    with pytest.raises(OutOfResources, match="shared memory"), emulator.run(level="machine"):
-        module.main(stages=64, k=64)
 
 
 def test_reports_raise_their_own_class_and_collect_on_demand():
@@ -200,21 +160,6 @@ def test_host_call_happens_once_while_the_kernel_runs():
         wait_for_host[(1,)](data, flag, out, 64)
     assert len(calls) == 1
     assert out.tolist() == [1.0] * 64
-
-
-@triton.jit
-def endless(out_ptr):
-    i = 0
-    while i >= 0:
-        i = (i + 1) % 1000
-    tl.store(out_ptr, i)
-
-
-def test_a_kernel_that_never_ends_is_stopped_and_says_where():
-    with pytest.raises(emulator.StepLimitError) as caught, emulator.run(max_steps=20_000):
-        endless[(1,)](torch.zeros(1, dtype=torch.int32))
-    assert "did not end within 20000 steps" in str(caught.value)
-    assert "while i >= 0" in str(caught.value)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
 from tileloom.emulator import dialect, dtypes
+from tileloom.emulator.ir import parse_type
 from tileloom.emulator.irtext import read_module
 from tileloom.emulator.lower import Program
 from tileloom.emulator.memory import Desc, Storage, storage_bytes
@@ -267,9 +268,8 @@ def _finish(
     """Stand in for the last stage: the 'binary' is the text of the IR."""
     if level == "machine":
         dialect.run_machine_passes(src, capability)
-    text = src.str() if hasattr(src, "str") else str(src)
-    shared = re.search(r"ttg\.shared = (\d+)", text[:20000]) if level == "machine" else None
-    metadata["shared"] = int(shared.group(1)) if shared else 0
+    text = src.str()
+    metadata["shared"] = _shared_bytes(src, text, level, capability)
     metadata.setdefault("num_warps", 4)
     metadata.setdefault("tensordesc_meta", None)
     for key in ("tmem_size", "global_scratch_size", "profile_scratch_size"):
@@ -279,6 +279,25 @@ def _finish(
     match = re.search(r"tt\.func public @([\w.$]+)", text)
     metadata["name"] = match.group(1) if match else "kernel"
     return f"// {language} {level}\n{text}".encode()
+
+
+_ALLOCATION = re.compile(r"ttg\.local_alloc.*(!ttg\.memdesc<.*>)[^>]*$", re.M)
+
+
+def _shared_bytes(src: Any, text: str, level: str, capability: int) -> int:
+    """Return how much shared memory the kernel needs: Triton refuses what the card has not.
+
+    Before the compiler has placed the buffers, their sum tells whether it is worth asking it to.
+    """
+    if level != "machine":
+        kinds = [parse_type(t.split(" loc(")[0]) for t in _ALLOCATION.findall(text)]
+        total = sum(int(np.prod(k.shape)) * dtypes.size_of(k.elem) for k in kinds)
+        if 2 * total <= current().target.smem:
+            return 0
+        dialect.run_machine_passes(src, capability, fences=False)
+        text = src.str()
+    shared = re.search(r"ttg\.shared = (\d+)", text[:20000])
+    return int(shared.group(1)) if shared else 0
 
 
 @contextlib.contextmanager

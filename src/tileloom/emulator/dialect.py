@@ -47,12 +47,13 @@ def quiet() -> Generator[None]:
         yield
 
 
-def run_machine_passes(module: Any, capability: int) -> None:
+def run_machine_passes(module: Any, capability: int, *, fences: bool = True) -> None:
     """Repeat what the compiler does between TTGIR and LLVM: shared memory and fences.
 
     Args:
         module: The TTGIR module; it is changed in place.
         capability: For example 90.
+        fences: Whether to insert fences as well, which takes seconds on 3.9.
     """
     from triton._C.libtriton import ir, nvidia, passes
 
@@ -67,7 +68,8 @@ def run_machine_passes(module: Any, capability: int) -> None:
     passes.gluon.add_inliner(manager)
     nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, capability, ptx_version)
     nvidia.passes.ttnvgpuir.add_allocate_tensor_memory(manager)
-    nvidia.passes.ttnvgpuir.add_proxy_fence_insertion(manager, capability)
+    if fences:
+        nvidia.passes.ttnvgpuir.add_proxy_fence_insertion(manager, capability)
     manager.run(module, "tileloom_machine")
 
 

@@ -133,7 +133,7 @@ class Program:
         entry = _REGISTRY.get(op.name)
         problem = ""
         if entry is None:
-            problem = f"operation '{op.name}' is not supported"
+            problem = f"operation '{op.name}' {_foreign(op.name)}"
             for region in op.regions:
                 self.build_blocks(region)
         else:
@@ -272,6 +272,18 @@ def _find_block(blocks: list[Block], label: str, current: Block) -> tuple[Block,
     target = next(i for i, b in enumerate(blocks) if b.label == label)
     back = any(b is current for b in blocks[target:])
     return blocks[target], back
+
+
+def _foreign(name: str) -> str:
+    """Say what an operation is that the emulator does not play."""
+    if re.match(r"ttng\.(tmem|tc_?gen5|clc|cluster_launch)|ttng\.\w*(tmem|tc_?gen5|scale)", name):
+        return (
+            "is one of Blackwell's (tensor memory, tcgen05); the emulator plays Hopper and Ampere. "
+            "Try: a kernel with warpgroup_mma"
+        )
+    if re.match(r"(ttg\.)?amdg?(gpu)?\.|rocdl\.", name):
+        return "is one of AMD's; the emulator plays NVIDIA's Hopper and Ampere"
+    return "is not supported"
 
 
 def _refusal(problem: str, op: Op) -> Run:

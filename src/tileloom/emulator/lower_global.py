@@ -139,14 +139,15 @@ def _atomic_cas(op: Op, program: Program) -> Run:
 
 
 # ---- descriptors
-def check_descriptor(desc: Desc, address: int, what: str, *, boxes_fit: bool = True) -> None:
+def check_descriptor(desc: Desc, address: int, what: str) -> None:
     """Refuse a descriptor that the hardware would refuse.
+
+    A box wider than 256 is none: Triton's compiler cuts it into several.
 
     Args:
         desc: The descriptor.
         address: The real address of its base, for alignment.
         what: The argument's name.
-        boxes_fit: Whether a box wider than 256 is cut into several by the compiler.
 
     Raises:
         LaunchError: If base, strides, box or rank are ones that TMA does not take.
@@ -167,8 +168,6 @@ def check_descriptor(desc: Desc, address: int, what: str, *, boxes_fit: bool = T
         why = f"shape {desc.shape}; every size must be at least 1"
     elif desc.block and desc.block[-1] * size < 16:
         why = f"a box whose rows have {desc.block[-1] * size} bytes; TMA takes at least 16"
-    elif not boxes_fit and any(b > 256 for b in desc.block):
-        why = f"box {list(desc.block)}; TMA takes at most 256 in a dimension"
     if why:
         raise LaunchError(
             f"emulator: tensor descriptor '{what}' has {why}. "

@@ -426,6 +426,7 @@ class Launch:
         self.steps += steps
         if self.steps <= self.options.max_steps:
             return
+        partition.here = loc
         where = tuple(
             f"partition '{p.name}' of program {p.cta.program}: "
             + (quote(p.here) if p.here else "not started")
