@@ -15,7 +15,20 @@ import tileloom
 ROOT = Path(__file__).parent.parent
 
 GOLDEN = {
-    "tileloom": ["__version__", "attention", "emulator", "errors", "knobs", "masks", "testing"],
+    "tileloom": [
+        "__version__",
+        "attention",
+        "cross_entropy",
+        "emulator",
+        "errors",
+        "knobs",
+        "layer_norm",
+        "masks",
+        "rms_norm",
+        "softmax",
+        "swiglu",
+        "testing",
+    ],
     "tileloom.testing": [
         "AccuracyError",
         "AccuracyReport",
@@ -31,7 +44,7 @@ GOLDEN = {
         "poison_",
         "poisoned_memory",
     ],
-    "tileloom.ops": ["Choice", "attention", "record_choices"],
+    "tileloom.ops": ["Choice", "attention", "record_choices", "rowwise"],
     "tileloom.ops.attention": ["attention", "attention_reference", "masks"],
     "tileloom.bench": [
         "AttentionCase",

@@ -13,19 +13,32 @@ if TYPE_CHECKING:
     from tileloom import emulator, errors, knobs, testing
     from tileloom.ops.attention import masks
     from tileloom.ops.attention.api import attention
+    from tileloom.ops.rowwise.cross_entropy.api import cross_entropy
+    from tileloom.ops.rowwise.layer_norm.api import layer_norm
+    from tileloom.ops.rowwise.rms_norm.api import rms_norm
+    from tileloom.ops.rowwise.softmax.api import softmax
+    from tileloom.ops.rowwise.swiglu.api import swiglu
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "attention": "tileloom.ops.attention.api:attention",
+    "cross_entropy": "tileloom.ops.rowwise.cross_entropy.api:cross_entropy",
+    "layer_norm": "tileloom.ops.rowwise.layer_norm.api:layer_norm",
     "masks": "tileloom.ops.attention.masks",
+    "rms_norm": "tileloom.ops.rowwise.rms_norm.api:rms_norm",
+    "softmax": "tileloom.ops.rowwise.softmax.api:softmax",
+    "swiglu": "tileloom.ops.rowwise.swiglu.api:swiglu",
     "emulator": "tileloom.emulator",
     "errors": "tileloom.errors",
     "knobs": "tileloom.knobs",
     "testing": "tileloom.testing",
 }
 
-__all__ = ["__version__", "attention", "emulator", "errors", "knobs", "masks", "testing"]
+__all__ = [
+    "__version__", "attention", "cross_entropy", "emulator", "errors", "knobs", "layer_norm",
+    "masks", "rms_norm", "softmax", "swiglu", "testing",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -139,12 +139,28 @@ def _in(dtype: torch.dtype, inputs: Tensors) -> Tensors:
     )
 
 
-def _check(case: RowwiseCase, actual: Tensors, pair: Sequence[Tensors], judge: Any) -> str | None:
-    for got, right, plain in zip(actual, *pair, strict=True):
+class _Right:
+    """What is right in float64, and the plain formula in whatever dtype a result has."""
+
+    def __init__(self, case: RowwiseCase, inputs: Tensors) -> None:
+        self._case, self._inputs = case, inputs
+        self._by_dtype: dict[torch.dtype, Tensors] = {}
+
+    def within(self, dtype: torch.dtype) -> Tensors:
+        """Give the results of the formula with every step in `dtype`."""
+        if dtype not in self._by_dtype:
+            inputs = _in(dtype, self._inputs)
+            self._by_dtype[dtype] = _results(self._case, self._case.work.formula, inputs)
+        return self._by_dtype[dtype]
+
+
+def _check(actual: Tensors, right: _Right, judge: Any) -> str | None:
+    for i, got in enumerate(actual):
+        exact, plain = right.within(torch.float64)[i], right.within(got.dtype)[i]
         if got.shape != plain.shape:
             return f"a result has shape {tuple(got.shape)}, not {tuple(plain.shape)}"
         try:
-            judge(got, right, plain)
+            judge(got, exact, plain)
         except AssertionError as error:
             return str(error)
     return None
@@ -166,13 +182,13 @@ def _admit(
     contender: RowwiseContender,
     case: RowwiseCase,
     sets: Sequence[Tensors],
-    pair: Sequence[Tensors],
+    right: _Right,
     session: RowwiseSession,
 ) -> _Ready | RowwiseEntry:
     """Run a contender once and judge it, before any number."""
     try:
         f = contender.make(case)
-        wrong = _check(case, _results(case, f, sets[0]), pair, session.judge)
+        wrong = _check(_results(case, f, sets[0]), right, session.judge)
         if wrong is not None:
             return RowwiseEntry(contender.name, "wrong", wrong)
         return _Ready(contender.name, [_call(case, f, inputs) for inputs in sets])
@@ -250,15 +266,12 @@ def run_rowwise_cell(
     begun = time.perf_counter()
     session.step(f"{case.name}: inputs and reference")
     sets = _sets(case, session)
-    pair = [
-        _results(case, case.work.formula, _in(dtype, sets[0]))
-        for dtype in (torch.float64, case.dtype)
-    ]
+    right = _Right(case, sets[0])
     admitted: list[_Ready | RowwiseEntry] = []
     for contender in contenders:
         session.step(f"{case.name}: checking {contender.name}")
-        admitted.append(_admit(contender, case, sets, pair, session))
-    del pair
+        admitted.append(_admit(contender, case, sets, right, session))
+    del right
     gradients = case.direction == "backward"
     scope = contextlib.nullcontext if gradients else torch.no_grad
     ready = {one.name: one for one in admitted if isinstance(one, _Ready)}
