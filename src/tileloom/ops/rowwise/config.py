@@ -67,22 +67,26 @@ class Tile:
         rows: Rows: a power of two.
         num_warps: Warps: a power of two.
         per_sm: Programs for each multiprocessor, of kernels whose programs walk over many rows.
+        stages: Depth of the pipeline of such a walk: 1 loads a tile when it is needed, more copy
+            the next ones into shared memory ahead.
     """
 
     block: int
     rows: int = 1
     num_warps: int = 4
     per_sm: int = 1
+    stages: int = 1
 
     def faults(self, name: str) -> list[str]:
         """What is wrong with the tile itself; `name` is what the config calls it."""
         why: list[str] = []
-        ranges = (("block", 16, 65536), ("rows", 1, 1024), ("num_warps", 1, 32), ("per_sm", 1, 32))
-        for field, least, most in ranges:
+        powers = (("block", 16, 65536), ("rows", 1, 1024), ("num_warps", 1, 32))
+        for field, least, most in (*powers, ("per_sm", 1, 32), ("stages", 1, 8)):
             value = getattr(self, field)
-            power = field == "per_sm" or not value & (value - 1)
-            if not isinstance(value, int) or not power or not least <= value <= most:
-                kind = "an integer" if field == "per_sm" else "a power of two"
+            is_any = field in ("per_sm", "stages")
+            is_right = isinstance(value, int) and (is_any or not value & (value - 1))
+            if not is_right or not least <= value <= most:
+                kind = "an integer" if is_any else "a power of two"
                 why.append(f"{name}.{field} is {value}, not {kind} in {least}..{most}")
         if not why and self.block * self.rows > 2**17:
             why.append(f"{name} has {self.block} x {self.rows} elements, more than 2^17")
@@ -90,7 +94,7 @@ class Tile:
 
     def encode(self) -> str:
         """Return the tile as text."""
-        return f"{self.block},{self.rows},{self.num_warps},{self.per_sm}"
+        return f"{self.block},{self.rows},{self.num_warps},{self.per_sm},{self.stages}"
 
 
 @dataclass(frozen=True)

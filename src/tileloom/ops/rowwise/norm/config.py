@@ -8,9 +8,11 @@ from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.target import Target
 
-# The most columns of a row that a program keeps in registers (float32, 1024 threads).
+# The most columns of a row that a program keeps in registers: float32, 1024 threads; the backward
+# has the shares of dweight and dbias there as well.
 _WHOLE_FORWARD = 32768
-_WHOLE_BACKWARD = 8192
+_WHOLE_BACKWARD = 16384
+_WHOLE_BACKWARD_CENTRED = 8192
 
 
 def padded(width: int) -> int:
@@ -27,11 +29,11 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
         forward = Tile(8192, 1, 8)
     else:
         forward = Tile(width, rows, max(1, min(32, width * rows // 512)))
-    if width > _WHOLE_BACKWARD:
-        backward = Tile(2048, 1, 4, 4)
+    if width > (_WHOLE_BACKWARD_CENTRED if problem.is_centred else _WHOLE_BACKWARD):
+        backward = Tile(2048, 1, 8, 4)
     else:
-        warps = max(1, min(16, width * rows // 512))
-        backward = Tile(width, rows, warps, max(1, 16 // warps))
+        warps = max(1, min(32, width * rows // 512))
+        backward = Tile(width, rows, warps, max(1, 16 // warps), 2)
     return TritonConfig(forward, backward)
 
 

@@ -41,9 +41,9 @@ VECTORS_INTEGERS = ("programs", "width")
 
 @triton.jit
 def _weight(weight, columns, there, weight_d, VECTOR: tl.constexpr):
-    """Load the weight at some columns, `[1, C]` in float32."""
+    """Load the weight at some columns, `[1, C]`."""
     at = weight + column_offsets(columns, weight_d, VECTOR)
-    return tl.load(at, mask=there, other=0.0).to(tl.float32)[None, :]
+    return tl.load(at, mask=there, other=0.0)[None, :]
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -53,21 +53,24 @@ def norm_bwd_kernel(
     g_0, g_1, g_2, g_d, e_0, e_1, e_2, e_d, h_0, h_1, h_2, h_d, o_0, o_1, o_2, o_d, weight_d,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, CENTRED: tl.constexpr,
-    DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, HOLD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Walk over whole rows, ROWS at a time.
 
     Absent tensors are None. DWEIGHT and DBIAS say which shares are wanted; `partial` is
-    `[programs, DWEIGHT + DBIAS, n]`. EVEN says that BLOCK is n and ROWS divides the number of rows.
+    `[programs, DWEIGHT + DBIAS, n]`. EVEN says that BLOCK is n and ROWS divides the number of rows;
+    HOLD keeps the weight in registers, else it is read for each tile.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     width = width_units * UNIT
     columns = tl.arange(0, BLOCK)
     there = columns < width
+    if HOLD and weight is not None:
+        w = _weight(weight, columns, there, weight_d, VECTOR)
     dweight = tl.zeros([ROWS, BLOCK], tl.float32)
     dbias = tl.zeros([ROWS, BLOCK], tl.float32)
     tiles = (count + ROWS - 1) // ROWS
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
         rows_seen = rows < count
         seen = rows_seen[:, None] & there[None, :]
@@ -92,7 +95,9 @@ def norm_bwd_kernel(
         if DWEIGHT:
             dweight += a * xhat
         if weight is not None:
-            a = a * _weight(weight, columns, there, weight_d, VECTOR)
+            if not HOLD:
+                w = _weight(weight, columns, there, weight_d, VECTOR)
+            a = a * w.to(tl.float32)
         y = a - xhat * (tl.sum(a * xhat, 1) / width)[:, None]
         if CENTRED:
             y -= (tl.sum(a, 1) / width)[:, None]
@@ -156,7 +161,7 @@ def norm_bwd_stats_kernel(
         g_0, g_1, g_2, g_d, h_0, h_1, h_2, h_d, weight_d, GROUPS, VECTOR, CENTRED,
     )  # fmt: skip
     if weight is not None:
-        a = a * _weight(weight, columns, there, weight_d, VECTOR)
+        a = a * _weight(weight, columns, there, weight_d, VECTOR).to(tl.float32)
     to = partial + tl.cast(program, tl.int64) * 2 + tl.arange(0, 1)
     tl.store(to, tl.sum(a * xhat, 1))
     if CENTRED:
@@ -170,6 +175,7 @@ def norm_bwd_apply_kernel(
     g_0, g_1, g_2, g_d, e_0, e_1, e_2, e_d, h_0, h_1, h_2, h_d, o_0, o_1, o_2, o_d, weight_d,
     BLOCK: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
     CENTRED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, AGAIN: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Walk over the rows `first .. beyond` of one group, in one tile of BLOCK columns.
 
@@ -185,6 +191,8 @@ def norm_bwd_apply_kernel(
     there = columns < width
     if DWEIGHT or DBIAS:
         share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
+    if weight is not None:
+        w = _weight(weight, columns, there, weight_d, VECTOR)
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
     if AGAIN and DWEIGHT:
@@ -195,7 +203,7 @@ def norm_bwd_apply_kernel(
     dbias = dbias[None, :]
     tiles = tl.arange(0, SPLITS).to(tl.int64)
     known = tiles < splits
-    for number in range(group, beyond - first, groups):
+    for number in tl.range(group, beyond - first, groups, num_stages=STAGES):
         local = tl.cast(number, tl.int64)
         row = (tl.cast(first, tl.int64) + local) + tl.arange(0, 1)
         parts = sums + (local * splits + tiles) * 2
@@ -209,7 +217,7 @@ def norm_bwd_apply_kernel(
         if DWEIGHT:
             dweight += a * xhat
         if weight is not None:
-            a = a * _weight(weight, columns, there, weight_d, VECTOR)
+            a = a * w.to(tl.float32)
         y = a - xhat * c1
         if CENTRED:
             y -= tl.sum(tl.load(parts + 1, mask=known, other=0.0), 0) / width

@@ -9,7 +9,8 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
-from tileloom.ops.rowwise.norm.config import choose, padded
+from tileloom.ops.rowwise.norm import arguments
+from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
 from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
@@ -18,12 +19,6 @@ from tileloom.target import Target, target_of
 
 Tensor = torch.Tensor
 Results = tuple[Tensor | None, ...]
-
-# Bytes of rows that the two kernels of the long form take at a time, so that the second finds in L2
-# what the first has read: half of an H100's.
-_L2_BYTES = 24 * 2**20
-# Shares that `norm_vectors_kernel` adds up side by side, and its columns.
-_SHARES, _COLUMNS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +120,8 @@ def _whole_forward(
     """Rows that fit a program: one launch."""
     from tileloom.ops.rowwise.norm.kernel_triton_fwd import norm_fwd_kernel
 
-    rows = problem.rows
-    strides = (*(s for t in range(3) for s in rows.stride_arguments(t)), *vectors)
-    is_even = tile.block == rows.width and rows.count % tile.rows == 0
-    launch = Launch(
-        norm_fwd_kernel, -(-rows.count // tile.rows), tile.num_warps,
-        (eps, rows.count, rows.width_units, *rows.size_arguments(), *strides,
-         tile.rows, tile.block, is_even, rows.groups, rows.vector, problem.is_centred),
-    )  # fmt: skip
+    programs, fixed = arguments.forward(problem, tile, vectors, eps)
+    launch = Launch(norm_fwd_kernel, programs, tile.num_warps, fixed)
 
     def run(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
@@ -145,14 +134,6 @@ def _whole_forward(
     return run
 
 
-def _chunks(problem: NormProblem, tensors: int) -> list[tuple[int, int]]:
-    """First row and beyond of each pair of launches of the long form."""
-    row_bytes = problem.rows.width * problem.dtype.itemsize * tensors
-    size = max(1, _L2_BYTES // row_bytes)
-    count = problem.rows.count
-    return [(first, min(first + size, count)) for first in range(0, count, size)]
-
-
 def _long_forward(
     problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float,
     saves: bool,
@@ -160,24 +141,16 @@ def _long_forward(
     """Rows that do not fit a program: two launches for every few rows."""
     from tileloom.ops.rowwise.norm import kernel_triton_fwd as kernels
 
-    rows = problem.rows
-    x_s, r_s, o_s = (rows.stride_arguments(t) for t in range(3))
-    splits = -(-rows.width // tile.block)
-    form = (tile.block, rows.groups, rows.vector, problem.is_centred)
-    applied = (tile.block, padded(splits), *form[1:])
+    chunks = arguments.chunks(problem)
     steps: list[tuple[Launch, Launch]] = []
-    chunks = _chunks(problem, 2 if problem.has_residual else 1)
-    for first, beyond in chunks:
-        programs = (beyond - first) * splits
-        sizes = (first, splits, rows.width_units, *rows.size_arguments())
-        h_s = o_s if problem.has_residual else x_s
+    for chunk in chunks:
+        stats = arguments.forward_stats(problem, tile, *chunk)
+        apply = arguments.forward_apply(problem, tile, vectors, eps, *chunk)
         steps.append((
-            Launch(kernels.norm_stats_kernel, programs, tile.num_warps,
-                   (*sizes, *x_s, *r_s, *o_s, *form)),
-            Launch(kernels.norm_apply_kernel, programs, tile.num_warps,
-                   (eps, *sizes, *h_s, *o_s, *vectors, *applied)),
+            Launch(kernels.norm_stats_kernel, stats[0], tile.num_warps, stats[1]),
+            Launch(kernels.norm_apply_kernel, apply[0], tile.num_warps, apply[1]),
         ))  # fmt: skip
-    entries = (chunks[0][1] * splits, 2)
+    entries = (chunks[0][1] * arguments.splits_of(problem, tile), 2)
 
     def run(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
@@ -283,9 +256,8 @@ def _vectors(
 def _sum_shares(problem: NormProblem, programs: int) -> Launch:
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
 
-    width = problem.rows.width
-    fixed = (programs, width, _SHARES, _COLUMNS)
-    return Launch(norm_vectors_kernel, -(-width // _COLUMNS), 4, fixed)
+    count, fixed = arguments.vectors(problem, programs)
+    return Launch(norm_vectors_kernel, count, 4, fixed)
 
 
 def _whole_backward(
@@ -294,16 +266,8 @@ def _whole_backward(
     """Rows that fit a program: one launch, and one to add up the shares of dweight and dbias."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_bwd_kernel
 
-    rows = problem.rows
-    programs = min(-(-rows.count // tile.rows), target.sms * tile.per_sm)
-    is_even = tile.block == rows.width and rows.count % tile.rows == 0
-    launch = Launch(
-        norm_bwd_kernel, programs, tile.num_warps,
-        (rows.count, rows.width_units, *rows.size_arguments(),
-         *(s for t in range(4) for s in rows.stride_arguments(t)), weight_d,
-         tile.rows, tile.block, is_even, rows.groups, rows.vector, problem.is_centred,
-         problem.has_weight, problem.has_bias),
-    )  # fmt: skip
+    programs, fixed = arguments.backward(problem, tile, weight_d, target.sms)
+    launch = Launch(norm_bwd_kernel, programs, tile.num_warps, fixed)
     sum_shares = _sum_shares(problem, programs)
 
     def run(
@@ -327,24 +291,17 @@ def _long_backward(
     """Rows that do not fit: two launches for every few rows, and one to add up the shares."""
     from tileloom.ops.rowwise.norm import kernel_triton_bwd as kernels
 
-    rows = problem.rows
-    g_s, e_s, h_s, o_s = (rows.stride_arguments(t) for t in range(4))
-    splits = -(-rows.width // tile.block)
-    chunks = _chunks(problem, 2)
-    groups = max(1, min(chunks[0][1], target.sms * tile.per_sm // splits))
-    form = (rows.groups, rows.vector, problem.is_centred)
-    sizes = (rows.width_units, *rows.size_arguments())
+    chunks = arguments.chunks(problem)
+    groups = arguments.groups_of(problem, tile, target.sms)
     steps: list[tuple[Launch, Launch]] = []
-    for first, beyond in chunks:
+    for chunk in chunks:
+        stats = arguments.backward_stats(problem, tile, weight_d, *chunk)
+        apply = arguments.backward_apply(problem, tile, weight_d, groups, *chunk)
         steps.append((
-            Launch(kernels.norm_bwd_stats_kernel, (beyond - first) * splits, tile.num_warps,
-                   (first, splits, *sizes, *g_s, *h_s, weight_d, tile.block, *form)),
-            Launch(kernels.norm_bwd_apply_kernel, groups * splits, tile.num_warps,
-                   (first, beyond, splits, groups, *sizes, *g_s, *e_s, *h_s, *o_s, weight_d,
-                    tile.block, padded(splits), *form, problem.has_weight, problem.has_bias,
-                    first > 0)),
+            Launch(kernels.norm_bwd_stats_kernel, stats[0], tile.num_warps, stats[1]),
+            Launch(kernels.norm_bwd_apply_kernel, apply[0], tile.num_warps, apply[1]),
         ))  # fmt: skip
-    entries = (chunks[0][1] * splits, 2)
+    entries = (chunks[0][1] * arguments.splits_of(problem, tile), 2)
     sum_shares = _sum_shares(problem, groups)
 
     def run(

@@ -41,15 +41,20 @@ def _choose(tensors: tuple[Tensor, ...], config: str) -> Choice:
     return choose(SwigluProblem(rows, first.dtype), target_of(first), decode(config))
 
 
-def _launch(kernel: Any, problem: SwigluProblem, tile: Tile) -> Launch:
+def arguments(problem: SwigluProblem, tile: Tile) -> tuple[int, tuple[Any, ...]]:
+    """The number of programs, and a kernel's arguments after its tensors, in order."""
     rows = problem.rows
     splits = -(-rows.width // tile.block)
     strides = (s for t in range(len(rows.strides)) for s in rows.stride_arguments(t))
-    return Launch(
-        kernel, -(-rows.count // tile.rows) * splits, tile.num_warps,
-        (rows.count, splits, rows.width_units, *rows.size_arguments(), *strides,
-         tile.rows, tile.block, rows.groups, rows.vector),
+    return -(-rows.count // tile.rows) * splits, (
+        rows.count, splits, rows.width_units, *rows.size_arguments(), *strides,
+        tile.rows, tile.block, rows.groups, rows.vector,
     )  # fmt: skip
+
+
+def _launch(kernel: Any, problem: SwigluProblem, tile: Tile) -> Launch:
+    programs, fixed = arguments(problem, tile)
+    return Launch(kernel, programs, tile.num_warps, fixed)
 
 
 def forward_plan(gate: Tensor, up: Tensor, config: str) -> Plan:
