@@ -55,9 +55,7 @@ class RowwiseCase:
         return passes * self.rows * self.columns * self.dtype.itemsize
 
     def inputs(self, device: torch.device, seed: int) -> Tensors:
-        """Draw inputs from N(0, 1) (softmax: N(0, 1/16)), labels evenly; where the backward is
-        timed, those with a gradient ask for it.
-        """
+        """Draw from N(0, 1) (softmax: N(0, 1/16)), labels evenly; for a backward with grad."""
         generator = torch.Generator(device=device).manual_seed(seed)
         return self.work.inputs(self, device, generator)
 
