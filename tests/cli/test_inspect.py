@@ -37,7 +37,7 @@ def _kernel(name="gemm[t128]", arch="sm_90", **changes):
     kernel = CompiledKernel(
         name=name, arch=arch, registers=168, spill_bytes=0, shared_bytes=73752, stages=3,
         num_warps=12, threads=384, occupancy=1, compile_s=0.314, cached=False, ptxas_warnings=(),
-        triton="3.7.1", triton_folder=Path("/nowhere"), _packed={},
+        triton="3.7.1", launch=None, triton_folder=Path("/nowhere"), _packed={},
     )  # fmt: skip
     return dataclasses.replace(kernel, **changes)
 

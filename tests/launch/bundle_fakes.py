@@ -1,11 +1,13 @@
-"""A CUDA driver and tensors that are not there: everything up to the launch, without a GPU."""
+"""A driver, tensors and compiled kernels that are not there: up to the launch without a GPU."""
 
 import contextlib
 import ctypes
+import hashlib
 import struct
 from types import SimpleNamespace
 
 from tileloom.launch import driver
+from tileloom.launch.bundle_format import Parameter, Variant
 
 _P = ctypes.c_void_p
 _I = ctypes.c_int
@@ -162,3 +164,39 @@ class FakeTensor:
 
     def data_ptr(self):
         return self._address
+
+
+BINARIES = [b"\x7fELF" + bytes(range(40)), b"\x7fELF" + bytes(20)]
+
+
+def variant(name="add[a]", binary=0, **changes):
+    values = {
+        "name": name,
+        "function": "kernels:add_kernel",
+        "source": "5" * 64,
+        "key": hashlib.sha256(name.encode()).hexdigest(),
+        "arch": "sm_90",
+        "target": "sm_90a",
+        "ptx_version": "8.7",
+        "toolkit": "12.8",
+        "triton": "3.7.1",
+        "parameters": (
+            Parameter("x", "*fp32", True),
+            Parameter("n", "i32"),
+            Parameter("BLOCK", "constexpr", optional=True, value=64),
+        ),
+        "options": {"num_warps": 4, "num_stages": 3},
+        "entry": "add_kernel",
+        "threads": 128,
+        "num_ctas": 1,
+        "shared_bytes": 0,
+        "registers": 24,
+        "cooperative": False,
+        "pdl": False,
+        "scratch_bytes": 0,
+        "binary": binary,
+    }
+    return Variant(**{**values, **changes})
+
+
+VARIANTS = [variant(), variant("add[b]", 1), variant("add[c]", 0)]

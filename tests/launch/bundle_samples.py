@@ -1,16 +1,14 @@
 """What the bundle tests compile: specs, and the bundle that a GPU machine is given.
 
-`python -m tests.launch.bundle_samples FILE` builds the bundle of the GPU tests without a GPU.
+`tileloom bundle build FILE --from tests.launch.bundle_samples:for_gpu` builds the latter, here.
 """
 
-import sys
-from pathlib import Path
+import dataclasses
 
 from tests.launch import samples
 
 from tileloom.cli.inspect import shipped_specs
 from tileloom.launch.aot import KernelSpec
-from tileloom.launch.bundle_build import build_bundle
 
 _MODULE = "tests.launch.bundle_kernels"
 
@@ -72,10 +70,8 @@ ATTENTION = (
 
 
 def for_gpu():
+    """What the tests on a GPU launch, for sm_90, and one kernel that is for another GPU."""
     shipped = shipped_specs()
-    return [*SMALL, *((shipped[name], "sm_90") for name in ATTENTION)]
-
-
-if __name__ == "__main__":
-    build_bundle(Path(sys.argv[1]), for_gpu())
-    print(Path(sys.argv[1]).stat().st_size, "bytes")
+    specs = [ADD, ADD_ANY, ADD_HALF, MANY, SCRATCH, *(shipped[name] for name in ATTENTION)]
+    other = dataclasses.replace(ADD, name="older", archs=("sm_80",))
+    return [*(dataclasses.replace(spec, archs=("sm_90",)) for spec in specs), other]

@@ -5,9 +5,15 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from tests.launch.bundle_fakes import FakeCuda, FakeTensor, install
+from tests.launch.bundle_fakes import (
+    BINARIES,
+    VARIANTS,
+    FakeCuda,
+    FakeTensor,
+    install,
+    variant,
+)
 from tests.launch.bundle_samples import SCALARS
-from tests.launch.test_bundle_format import BINARIES, VARIANTS, variant
 
 from tileloom.errors import BundleError, DeviceError, LaunchError, OptionError
 from tileloom.launch.aot import compile_aot

@@ -10,46 +10,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.launch.bundle_fakes import BINARIES, VARIANTS
 
 from tileloom.errors import BundleError
 from tileloom.launch.bundle import load_bundle
-from tileloom.launch.bundle_format import Parameter, Variant, read_bundle, write_bundle
+from tileloom.launch.bundle_format import read_bundle, write_bundle
 
 REBUILD = "Try: build it again with `tileloom bundle build`."
-BINARIES = [b"\x7fELF" + bytes(range(40)), b"\x7fELF" + bytes(20)]
-
-
-def variant(name="add[a]", binary=0, **changes):
-    values = {
-        "name": name,
-        "function": "kernels:add_kernel",
-        "source": "5" * 64,
-        "key": hashlib.sha256(name.encode()).hexdigest(),
-        "arch": "sm_90",
-        "target": "sm_90a",
-        "ptx_version": "8.7",
-        "toolkit": "12.8",
-        "triton": "3.7.1",
-        "parameters": (
-            Parameter("x", "*fp32", True),
-            Parameter("n", "i32"),
-            Parameter("BLOCK", "constexpr", optional=True, value=64),
-        ),
-        "options": {"num_warps": 4, "num_stages": 3},
-        "entry": "add_kernel",
-        "threads": 128,
-        "num_ctas": 1,
-        "shared_bytes": 0,
-        "registers": 24,
-        "cooperative": False,
-        "pdl": False,
-        "scratch_bytes": 0,
-        "binary": binary,
-    }
-    return Variant(**{**values, **changes})
-
-
-VARIANTS = [variant(), variant("add[b]", 1), variant("add[c]", 0)]
 
 
 @pytest.fixture
@@ -283,7 +250,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(path, monkeypat
 _WRITER = """
 import sys
 from pathlib import Path
-from tests.launch.test_bundle_format import VARIANTS, variant
+from tests.launch.bundle_fakes import VARIANTS
 from tileloom.launch.bundle_format import write_bundle
 path, mark = Path(sys.argv[1]), sys.argv[2].encode()
 for i in range(150):

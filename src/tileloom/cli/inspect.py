@@ -96,12 +96,15 @@ class NoSuchKernelError(OptionError):
     """A name on the command line fits no kernel."""
 
 
-def select(specs: Mapping[str, KernelSpec], wanted: Sequence[str]) -> list[KernelSpec]:
+def select(
+    specs: Mapping[str, KernelSpec], wanted: Sequence[str], command: str = "inspect"
+) -> list[KernelSpec]:
     """Pick kernels by name, by the part before the bracket, or by a pattern with ``*``.
 
     Args:
         specs: All kernels by name.
         wanted: What to pick; nothing picks all.
+        command: Who asks, for the error.
 
     Returns:
         The specs, each once, in the order of `specs`.
@@ -114,22 +117,23 @@ def select(specs: Mapping[str, KernelSpec], wanted: Sequence[str]) -> list[Kerne
         pattern = re.compile(".*".join(map(re.escape, text.split("*"))))
         fits = [n for n in specs if pattern.fullmatch(n) or pattern.fullmatch(family(n))]
         if not fits:
-            names = list(dict.fromkeys([*map(family, specs), *specs]))
-            near = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
-            hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(names)}."
-            raise NoSuchKernelError(f"inspect: there is no kernel '{text}'. {hint}")
+            families = list(dict.fromkeys(map(family, specs)))
+            near = difflib.get_close_matches(text, [*families, *specs], n=1, cutoff=0.4)
+            hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(families)}."
+            raise NoSuchKernelError(f"{command}: there is no kernel '{text}'. {hint}")
         chosen.update(fits)
     return [spec for name, spec in specs.items() if not wanted or name in chosen]
 
 
 def pairs_of(
-    specs: Sequence[KernelSpec], archs: Sequence[str] | None
+    specs: Sequence[KernelSpec], archs: Sequence[str] | None, command: str = "inspect"
 ) -> list[tuple[KernelSpec, str]]:
     """Pair kernels with the architectures they ship for.
 
     Args:
         specs: The kernels.
         archs: Keep only these; None keeps all.
+        command: Who asks, for the error.
 
     Raises:
         OptionError: If an architecture is unknown, or none of the kernels ships for any of them.
@@ -141,7 +145,7 @@ def pairs_of(
     if not pairs and only is not None:
         there = ", ".join(sorted({a for s in specs for a in s.archs})) or "nothing"
         raise OptionError(
-            f"inspect: --arch is {', '.join(sorted(only))}; the kernels asked for ship for "
+            f"{command}: --arch is {', '.join(sorted(only))}; the kernels asked for ship for "
             f"{there}. Try: no --arch, which takes all of them."
         )
     return pairs
@@ -284,8 +288,33 @@ def as_json(
     return rows
 
 
+def check_triton(folder: Path | None, command: str = "inspect") -> None:
+    """Check the option ``--triton``.
+
+    Args:
+        folder: Its value.
+        command: Who asks, for the error.
+
+    Raises:
+        OptionError: If no Triton lies there.
+    """
+    if folder is not None and not (folder / "triton").is_dir():
+        raise OptionError(
+            f"{command}: --triton is {folder}; it must be a folder that holds 'triton'. "
+            "Try: pip install --no-deps --target FOLDER triton==3.9.0, and pass FOLDER."
+        )
+
+
 @contextlib.contextmanager
-def _progress(total: int) -> Generator[Callable[[CompileResult], None] | None]:
+def progress(total: int) -> Generator[Callable[[CompileResult], None] | None]:
+    """Show a bar of compiled kernels on a terminal, inside a `with` block.
+
+    Args:
+        total: How many there will be.
+
+    Yields:
+        What to call with each result; None where nobody looks.
+    """
     shown = console(to_stderr=True)
     if not shown.is_terminal:
         yield None
@@ -311,15 +340,11 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         pairs = pairs_of(select(shipped_specs(), args.kernel), args.arch)
-        if args.triton is not None and not (args.triton / "triton").is_dir():
-            raise OptionError(
-                f"inspect: --triton is {args.triton}; it must be a folder that holds 'triton'. "
-                "Try: pip install --no-deps --target FOLDER triton==3.9.0, and pass FOLDER."
-            )
+        check_triton(args.triton)
     except OptionError as error:
         print(f"tileloom: {error}", file=sys.stderr)
         return 2
-    with _progress(len(pairs)) as on_result:
+    with progress(len(pairs)) as on_result:
         results = compile_in_workers(
             pairs,
             workers=args.workers,

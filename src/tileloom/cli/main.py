@@ -23,6 +23,7 @@ COMMANDS = {
     "demo": "run the main job on real text: embeddings, a search, a report",
     "doctor": "what works on this machine, and why not",
     "inspect": "compile the kernels with no GPU and show what they cost",
+    "bundle": "build, show and verify files of compiled kernels",
     "bench": "time an operator beside its peers",
     "explain": "say which backend takes a problem, and why not the others",
     "check": "run a kernel in the emulator and look for races",

@@ -13,14 +13,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tileloom.launch.aot import KernelSpec, compile_aot
+    from tileloom.launch.bundle import Bundle, load_bundle
+    from tileloom.launch.bundle_build import build_bundle
+    from tileloom.launch.bundle_descriptor import TensorDescriptor
+    from tileloom.launch.bundle_specs import Signature, specs_of
+    from tileloom.launch.bundle_use import use_bundle
     from tileloom.launch.launcher import Launcher, prepare
 
 _PUBLIC = {
+    "Bundle": "tileloom.launch.bundle:Bundle",
+    "KernelSpec": "tileloom.launch.aot:KernelSpec",
+    "Signature": "tileloom.launch.bundle_specs:Signature",
+    "TensorDescriptor": "tileloom.launch.bundle_descriptor:TensorDescriptor",
+    "build_bundle": "tileloom.launch.bundle_build:build_bundle",
+    "compile_aot": "tileloom.launch.aot:compile_aot",
+    "load_bundle": "tileloom.launch.bundle:load_bundle",
+    "specs_of": "tileloom.launch.bundle_specs:specs_of",
+    "use_bundle": "tileloom.launch.bundle_use:use_bundle",
     "prepare": "tileloom.launch.launcher:prepare",
     "Launcher": "tileloom.launch.launcher:Launcher",
 }
 
-__all__ = ["Launcher", "prepare"]
+__all__ = [
+    "Bundle",
+    "KernelSpec",
+    "Launcher",
+    "Signature",
+    "TensorDescriptor",
+    "build_bundle",
+    "compile_aot",
+    "load_bundle",
+    "prepare",
+    "specs_of",
+    "use_bundle",
+]
 
 
 def __getattr__(name: str) -> Any:

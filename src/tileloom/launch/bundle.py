@@ -90,13 +90,27 @@ class Bundle:
     def __repr__(self) -> str:
         return f"<bundle '{self.path}' of {len(self._file.raw)} kernels>"
 
+    def __len__(self) -> int:
+        return len(self._file.raw)
+
     def variants(self) -> list[Variant]:
         """Return all compiled variants, in the order of the file.
 
         Raises:
             BundleError: If the manifest describes one wrongly.
         """
-        return [self._variant(i) for i in range(len(self._file.raw))]
+        return [self.variant(number) for number in range(len(self))]
+
+    def variant(self, number: int) -> Variant:
+        """Return the variant of a number below `len(bundle)`.
+
+        Raises:
+            BundleError: If the manifest describes it wrongly.
+        """
+        variant = self._variants.get(number)
+        if variant is None:
+            variant = self._variants[number] = self._file.variant(number)
+        return variant
 
     def kernel(self, name: str) -> BundledKernel:
         """Return a kernel that can be launched.
@@ -114,12 +128,12 @@ class Bundle:
             known = dict.fromkeys(raw["name"].partition("[")[0] for raw in self._file.raw)
             hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(known)}."
             raise BundleError(f"bundle: there is no kernel '{name}' in '{self.path}'. {hint}")
-        return BundledKernel(self, name, [self._variant(i) for i in numbers])
+        return BundledKernel(self, name, [self.variant(i) for i in numbers])
 
     def find(self, key: str) -> Variant | None:
         """Return the variant of a key that `bundle_key.kernel_key` made, None if there is none."""
         number = self._numbers.get(key)
-        return None if number is None else self._variant(number)
+        return None if number is None else self.variant(number)
 
     def binary(self, variant: Variant) -> bytes:
         """Return the cubin of a variant.
@@ -128,6 +142,10 @@ class Bundle:
             BundleError: If it is not what was written.
         """
         return self._file.binary(variant)
+
+    def size(self, variant: Variant) -> int:
+        """Return the bytes of a variant's cubin."""
+        return self._file.size(variant)
 
     def load(self, variant: Variant, device: int) -> driver.Function:
         """Load a variant onto a device, at each call anew.
@@ -149,12 +167,6 @@ class Bundle:
         return driver.load_cubin(
             self.binary(variant), variant.entry, shared_bytes=variant.shared_bytes, device=device
         )
-
-    def _variant(self, number: int) -> Variant:
-        variant = self._variants.get(number)
-        if variant is None:
-            variant = self._variants[number] = self._file.variant(number)
-        return variant
 
     def launch_of(self, variant: Variant, device: int) -> Callable[..., Any]:
         """Return `launch(x, y, z, stream, *values, scratch)`, loading the kernel if need be."""

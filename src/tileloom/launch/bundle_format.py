@@ -181,6 +181,10 @@ class BundleFile:
                 raise ValueError("a number of it is out of range")
             return variant
 
+    def size(self, variant: Variant) -> int:
+        """Return the bytes of a variant's binary."""
+        return self._binaries[variant.binary][1]
+
     def binary(self, variant: Variant) -> bytes:
         """Read the binary of a variant.
 
