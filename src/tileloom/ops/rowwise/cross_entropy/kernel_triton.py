@@ -91,21 +91,22 @@ def cross_entropy_fwd_kernel(
     inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
-    plain = tl.zeros([LANES], tl.float32)
+    mean = tl.zeros([LANES], tl.float32)
+    share = 1.0 / n
     for start in range(0, full, BLOCK):
         z = _capped_block(
             logits, start, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, False
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
-            plain += tl.sum(z, 1)
+            mean += tl.sum(z * share, 1)
     if full < end:
         z = _capped_block(
             logits, full, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, True
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
-            plain += tl.sum(tl.where(full + inside < n, z, 0.0), 1)
+            mean += tl.sum(tl.where(full + inside < n, z * share, 0.0), 1)
     top, total_of_row = join_lanes(peak, total)
     top = tl.where(top == float("-inf"), 0.0, top)
     log_sum = tl.log(total_of_row)
@@ -119,7 +120,7 @@ def cross_entropy_fwd_kernel(
         target = soft_cap * _tanh(target * inverse_cap)
     loss = log_sum + (1.0 - smoothing) * (top - target)
     if SMOOTHED:
-        loss += smoothing * (top - tl.sum(plain, 0) / n)
+        loss += smoothing * (top - tl.sum(mean, 0))
     tl.store(losses + row, tl.where(is_ignored, 0.0, loss))
     tl.store(state + row, top)
     tl.store(state + count + row, log_sum)

@@ -31,8 +31,9 @@ def shipped() -> tuple[KernelSpec, ...]:
         for dtype in (torch.bfloat16, torch.float32):
             logits = torch.empty((4096, width), dtype=dtype, device="meta")
             specs += _specs(f"{width}", logits, _PLAIN)
-    logits = torch.empty((8192, 32768), dtype=torch.bfloat16, device="meta")
-    specs += _specs("32768-all", logits, _ALL)
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.empty((8192, 32768), dtype=dtype, device="meta")
+        specs += _specs("32768-all", logits, _ALL)
     shifted = torch.empty((4, 2048, 50257), dtype=torch.float16, device="meta")[:, :-1]
     specs += _specs("50257-shifted-all", shifted, _ALL)
     return tuple(specs)
