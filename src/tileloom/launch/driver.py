@@ -243,7 +243,8 @@ def _attributes(
 
 
 _SOURCE = """
-def make(pack, run, recover, free, new, attributes, result):
+def make(pack, run, recover, free, new, attributes, tables, result):
+    {tables}
     def launch({parameters}):
         try:
             block = free.pop()
@@ -262,13 +263,16 @@ def make(pack, run, recover, free, new, attributes, result):
 
 @functools.lru_cache(maxsize=256)
 def _maker(
-    varying: int, attributes: int, geometry: tuple[int, int, int] | None
+    looked_up: tuple[bool, ...], attributes: int, geometry: tuple[int, int, int] | None
 ) -> Callable[..., Any]:
-    """Compile the launch of `varying` values: positional, no loop, one pack, one call.
+    """Compile the launch of some values: positional, no loop, one pack, one call.
 
-    `geometry` is threads, shared bytes and cluster size where the grid varies too.
+    Args:
+        looked_up: For each value that varies, whether it is the key of its table.
+        attributes: Number of launch attributes.
+        geometry: Threads, shared bytes and cluster size where the grid varies too.
     """
-    values = [f"v{i}" for i in range(varying)]
+    values = [f"v{i}" for i in range(len(looked_up))]
     parameters, packed, offset = ["stream", *values], ["stream"], _STREAM_AT
     if attributes:
         packed += ["attributes", str(attributes)]
@@ -277,9 +281,12 @@ def _maker(
         threads, shared_bytes, num_ctas = map(str, geometry)
         packed = [f"x * {num_ctas}", "y", "z", threads, "1", "1", shared_bytes, *packed]
         offset = 0
+    packed += [f"t{i}[v{i}]" if is_key else f"v{i}" for i, is_key in enumerate(looked_up)]
+    unpacked = "".join(f"t{i}, " for i in range(len(looked_up)))
     text = _SOURCE.format(
-        parameters=", ".join(parameters), packed=", ".join(packed + values), offset=offset
-    )
+        parameters=", ".join(parameters), packed=", ".join(packed), offset=offset,
+        tables=f"{unpacked}= tables" if unpacked else "",
+    )  # fmt: skip
     scope: dict[str, Any] = {}
     exec(text, scope)
     return scope["make"]
@@ -298,6 +305,7 @@ def packed_launch(
     num_ctas: int = 1,
     cooperative: bool = False,
     pdl: bool = False,
+    tables: Mapping[int, Mapping[Any, Any]] | None = None,
     result: Any = None,
 ) -> Callable[..., Any]:
     """Prepare the launch of a kernel, so that repeating it costs one pack and one call.
@@ -315,6 +323,8 @@ def packed_launch(
         num_ctas: Blocks of a cluster, along x; the grid counts clusters then.
         cooperative: Whether all blocks must be resident together.
         pdl: Whether the kernel may start before the one ahead of it ends.
+        tables: For some parameters that vary, a table in which the value given is looked up:
+            for a tensor map, from its address to its 128 bytes.
         result: What a launch returns.
 
     Returns:
@@ -356,8 +366,9 @@ def packed_launch(
 
     geometry = None if grid is not None else (threads, shared_bytes, num_ctas)
     address = ctypes.addressof(attributes) if attributes is not None else 0
-    make = _maker(len(shown), count, geometry)
-    launch = make(pack, cuda.cuLaunchKernelEx, recover, [new()], new, address, result)
+    found = [None if tables is None else tables.get(i) for i in shown]
+    make = _maker(tuple(table is not None for table in found), count, geometry)
+    launch = make(pack, cuda.cuLaunchKernelEx, recover, [new()], new, address, found, result)
     launch.__dict__["attributes"] = attributes  # alive as long as the launch that points to it
     return launch
 

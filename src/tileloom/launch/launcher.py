@@ -1,18 +1,45 @@
-"""`prepare(kernel)`: a launcher with the calling convention of Triton and less of its cost."""
+"""`prepare(kernel)`: a launcher with the calling convention of Triton and less of its cost.
+
+A launch that was prepared costs one generated guard (`guard.py`), one lookup and one call of the
+driver (`tiers.py`). What is not prepared takes the long way, `Launcher._general`, which tells by
+Triton's own rules (`specialize.py`) which compiled kernel is needed; the first launch of each goes
+through `kernel[grid](...)` and compiles it. Only what is launched a second time is prepared.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
-from tileloom.errors import OptionError
+from tileloom import knobs, log
+from tileloom.errors import ArgumentError, DeviceError, OptionError
+from tileloom.launch import guard, watch
+from tileloom.launch.driver import normal_grid
+from tileloom.launch.grids import Grids
+from tileloom.launch.specialize import (
+    MISSING,
+    Parameter,
+    Unsupported,
+    is_descriptor,
+    parameters_of,
+    specializer,
+)
+from tileloom.launch.tiers import Variant, is_settled
+
+LIMIT = 1024
+"""How many launches a launcher keeps prepared; beyond it, all are dropped and made anew."""
+
+_GUARDS = 16
+_log = log.get_logger("launch")
 
 
 class Launcher:
     """Launches one kernel; `prepare` makes it.
 
-    `launcher[grid](*args, **constexprs)` takes what `kernel[grid](...)` takes and does the same.
+    `launcher[grid](*args, **constexprs)` takes what `kernel[grid](...)` takes, does the same and
+    returns the same. It may be called from any thread. It holds compiled kernels, but no tensor.
 
     Attributes:
         kernel: The jitted function.
@@ -22,13 +49,250 @@ class Launcher:
     def __init__(self, kernel: Any, options: dict[str, Any]) -> None:
         self.kernel = kernel
         self.options = options
+        self._lock = threading.RLock()
+        self._parameters: tuple[Parameter, ...] = ()
+        self._call: Callable[..., Any] = self._first
+        self._table: dict[Any, Any] = {}
+        self._seen: dict[Any, bool] = {}  # launched once; whether it was tried to prepare it
+        self._variants: dict[Any, Variant] = {}
+        self._guards: dict[guard.Kinds, Callable[..., Any]] = {}
+        watch.register(self)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        return functools.partial(self.kernel[grid], **self.options)
+        return MethodType(self._call, grid)
 
     def __repr__(self) -> str:
-        name = getattr(self.kernel, "__name__", type(self.kernel).__name__)
-        return f"<launcher of {name}>"
+        return f"<launcher of {self.name}>"
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return getattr(self.kernel, "__name__", type(self.kernel).__name__)
+
+    def forget(self) -> None:
+        """Drop everything that is prepared; the next launch decides anew."""
+        with self._lock:
+            self._call = self._first
+            for table in (self._table, self._seen, self._variants, self._guards):
+                table.clear()
+
+    # The long way
+
+    def _plain(self, grid: Any, /, *args: Any, **named: Any) -> Any:
+        try:
+            return self.kernel[grid](*args, **(self.options | named))
+        except KeyError as error:
+            if "unrecognised" not in str(error):
+                raise
+            raise ArgumentError(
+                f"launch: {error.args[0]}: '{self.name}' has no such parameter, and Triton no such "
+                f"compile option. {self._signature()} Try: one of these."
+            ) from error
+        except TypeError as error:
+            if "failed to specialize argument" not in str(error):
+                raise
+            raise ArgumentError(self._wrong_type(args, named, error)) from error
+
+    def _first(self, grid: Any, /, *args: Any, **named: Any) -> Any:
+        """The first launch: find out whether there is anything but the plain tier."""
+        from triton.runtime.jit import JITFunction
+
+        parameters = None
+        if isinstance(self.kernel, JITFunction):
+            parameters = parameters_of(self.kernel)
+        if parameters is None or knobs.get("launch.tier") == "plain":
+            self._call = self._plain
+            return self._plain(grid, *args, **named)
+        with self._lock:
+            self._parameters = parameters
+            self._key = specializer(parameters)
+            self._grids = Grids([p.name for p in parameters])
+            self._call = self._normal
+        return self._normal(grid, *args, **named)
+
+    def _normal(self, grid: Any, /, *args: Any, **named: Any) -> Any:
+        values = [p.default for p in self._parameters]
+        if len(args) > len(values):
+            raise ArgumentError(
+                f"launch: {len(args)} arguments are given by position. {self._signature()} Try: "
+                "compile options, such as num_warps, by keyword."
+            )
+        values[: len(args)] = args
+        options: dict[str, Any] = {}
+        places = {p.name: i for i, p in enumerate(self._parameters)}
+        for name, value in named.items():
+            place = places.get(name)
+            if place is None:
+                options[name] = value
+            elif place < len(args):
+                raise ArgumentError(
+                    f"launch: {name} is given twice, by position and by keyword. "
+                    f"{self._signature()} Try: give it once."
+                )
+            else:
+                values[place] = value
+        return self._general(grid, values, options)
+
+    def _slow(self, grid: Any, values: Sequence[Any], rest: Any, options: Any) -> Any:
+        """A launch that the guard in place refuses."""
+        if rest:
+            return self._normal(grid, *values, *rest, **options)
+        return self._general(grid, list(values), options)
+
+    def _general(self, grid: Any, values: list[Any], options: Mapping[str, Any]) -> Any:
+        missing = [p.name for p, v in zip(self._parameters, values) if v is MISSING]
+        if missing:
+            raise ArgumentError(
+                f"launch: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given. "
+                f"{self._signature()} Try: give every parameter that has no default."
+            )
+        active = _cuda_driver()
+        if active is None or not watch.is_quiet(self.kernel):
+            return self._plain(grid, *values, **options)
+        try:
+            kinds = guard.kinds_of(self._parameters, values)
+            if self._on_host(values):
+                return self._plain(grid, *values, **options)
+            device = active.get_current_device()
+            identity = (device, self._key(values), tuple(options.items()))
+            variant = self._variants.get(identity)
+        except (Unsupported, TypeError):  # or what cannot be hashed
+            return self._plain(grid, *values, **options)
+        if not options:
+            self._install(kinds, active)
+        whole = normal_grid(self._grids(grid, values), self.name)
+        if variant is not None and not variant.reason:
+            watch.check_globals(self.kernel)
+            return variant.launch(whole, active.get_current_stream(device), values)
+        compiled = self._plain(whole, *values, **options)
+        if variant is None and compiled is not None and is_settled(device):
+            with self._lock:
+                if len(self._variants) >= LIMIT:
+                    self._variants.clear()
+                self._variants[identity] = Variant(compiled, self.kernel, device)
+        return compiled
+
+    def _miss(self, key: Any, grid: Any, values: Sequence[Any]) -> Any:
+        """A launch like the guard's, but of which nothing is prepared."""
+        result = self._general(grid, list(values), {})
+        tried = self._seen.get(key)
+        if tried is None:  # a launch that never comes again costs no more than this
+            if len(self._seen) >= LIMIT:
+                self._seen.clear()
+            self._seen[key] = False
+        elif not tried:
+            self._seen[key] = True
+            entry = self.entry(grid, values, numbers_vary=True)
+            if entry is not None:
+                with self._lock:
+                    if len(self._table) >= LIMIT:
+                        self._table.clear()
+                    self._table[key] = entry
+        return result
+
+    def entry(self, grid: Any, values: Sequence[Any], *, numbers_vary: bool) -> Any:
+        """Prepare a launch; see `Variant.entry`.
+
+        Args:
+            grid: The grid.
+            values: All arguments, in the order of the parameters.
+            numbers_vary: Whether floats are given in each launch.
+
+        Returns:
+            The entry; None if the kernel has not been launched with such arguments yet, or only
+            Triton's own path may launch it.
+        """
+        active = _cuda_driver()
+        if active is None:
+            return None
+        device = active.get_current_device()
+        variant = self._variants.get((device, self._key(values), ()))
+        if variant is None or variant.reason:
+            return None
+        forms = guard.forms_of(self._parameters, values, numbers_vary=numbers_vary)
+        try:
+            return variant.entry(normal_grid(self._grids(grid, values), self.name), forms)
+        except Unsupported as why:
+            _log.debug("%s stays with Triton's launcher: %s", self.name, why)
+            return None
+
+    def _install(self, kinds: guard.Kinds, active: Any) -> None:
+        """Put the guard of these kinds of arguments in front."""
+        with self._lock:
+            made = self._guards.get(kinds)
+            if made is None:
+                if len(self._guards) >= _GUARDS:
+                    return
+                made = guard.build(self._parameters, kinds, self._host(active))
+                self._guards[kinds] = made
+            self._call = made
+
+    def _host(self, active: Any) -> guard.Host:
+        return guard.Host(
+            slow=self._slow,
+            miss=self._miss,
+            get=self._table.get,
+            grid_of=self._grids,
+            signals=watch.signals(self.kernel),
+            stream=active.get_current_stream,
+            device=active.get_current_device,
+            is_single=_device_count() == 1,
+        )
+
+    # Sentences
+
+    def _on_host(self, values: Sequence[Any]) -> bool:
+        """Whether a tensor lies in host memory that the GPU reads (pinned); refuse other memory."""
+        for parameter, value in zip(self._parameters, values):
+            tensor = value.base if is_descriptor(value) else value
+            if not hasattr(tensor, "data_ptr") or tensor.is_cuda:
+                if is_descriptor(value):
+                    guard.descriptors.of(value)
+                continue
+            if tensor.data_ptr() == 0 or tensor.is_pinned():
+                return True
+            raise DeviceError(
+                f"launch: {parameter.name} of '{self.name}' is on {tensor.device}; a GPU reads "
+                f"tensors on the GPU, or pinned ones. Try: {parameter.name}.to(the GPU)."
+            )
+        return False
+
+    def _signature(self) -> str:
+        names = ", ".join(p.name for p in self._parameters)
+        return f"The {len(self._parameters)} parameters of '{self.name}' are {names}."
+
+    def _wrong_type(self, args: Sequence[Any], named: Mapping[str, Any], error: TypeError) -> str:
+        names = [p.name for p in self._parameters]
+        given = dict(zip(names, args)) | {n: v for n, v in named.items() if n in names}
+        accepted = (int, bool, float, type(None), tuple)
+        odd = [
+            f"{p.name} is a {type(given[p.name]).__name__}"
+            for p in self._parameters
+            if not p.is_constexpr
+            and p.name in given
+            and not isinstance(given[p.name], accepted)
+            and not hasattr(given[p.name], "data_ptr")
+            and not is_descriptor(given[p.name])
+        ]
+        return (
+            f"launch: {'; '.join(odd) or error}; '{self.name}' takes tensors, descriptors, Python "
+            "numbers and None there. Try: annotate a compile-time parameter as tl.constexpr."
+        )
+
+
+def _cuda_driver() -> Any:
+    """Triton's active driver if it is the one for NVIDIA GPUs; None for any other."""
+    from triton.backends.nvidia.driver import CudaDriver
+    from triton.runtime.driver import driver
+
+    active: Any = driver.active
+    return active if isinstance(active, CudaDriver) else None
+
+
+def _device_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def prepare(
@@ -45,7 +309,7 @@ def prepare(
         num_warps: Warps of a block; default: Triton's.
         num_stages: Depth of Triton's software pipeline; default: Triton's.
         options: Other compile options of Triton, such as ``num_ctas`` or ``maxnreg``. Each call
-            may override any of them by keyword, as with Triton.
+            may override any of them by keyword, as with Triton; such a call is never prepared.
 
     Returns:
         The launcher. `launcher[grid](...)` has exactly the calling convention of `kernel[grid]`.

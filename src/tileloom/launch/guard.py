@@ -1,0 +1,264 @@
+"""The generated front of a launcher: tests that the arguments are those it was made for, and goes.
+
+`build` writes one function for one *signature*, the kinds of a launch's arguments (tensor,
+descriptor, or the type of a number), and compiles it with `exec`. It reads like this one, for a
+kernel `add(x, y, n, BLOCK)`:
+
+    def launch(_grid, /, x=MISSING, y=MISSING, n=MISSING, BLOCK=MISSING, *_rest, **_options):
+        if (_rest or _options or signal0 or signal1
+                or type(n) is not kind2 or type(BLOCK) is not kind3):
+            return _slow(_grid, (x, y, n, BLOCK), _rest, _options)
+        try:
+            a0 = x.data_ptr(); a1 = y.data_ptr()
+            if not (x.is_cuda and y.is_cuda):
+                return _slow(...)
+            m = (a0 | a1) & 15
+            if m:
+                m = (not a0 & 15, not a1 & 15)
+            key = (_grid, m, x.dtype, y.dtype, n, BLOCK)
+            entry = _get(key)
+        except (AttributeError, TypeError):
+            return _slow(...)
+        if entry is None:
+            return _miss(key, _grid, (x, y, n, BLOCK))
+        return entry(_stream(0), a0, a1)
+
+Nothing in it holds a tensor. What the key has decides everything the entry was prepared for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tileloom.launch import descriptors
+from tileloom.launch.specialize import MISSING, Parameter, Unsupported, exact, is_descriptor
+from tileloom.launch.tiers import ADDRESS, NUMBER
+
+TENSOR = "tensor"
+Kinds = tuple[Any, ...]
+_SCALARS = (int, bool, float, type(None))
+
+
+@dataclass(frozen=True)
+class DescriptorKind:
+    """The kind of an argument that is a TMA descriptor of some class."""
+
+    type: type
+
+
+def kinds_of(parameters: Sequence[Parameter], values: Sequence[Any]) -> Kinds:
+    """Return the kind of each argument: `TENSOR`, a `DescriptorKind`, or the type of a value.
+
+    Raises:
+        Unsupported: If an argument is of a kind that has no guard.
+    """
+    kinds: list[Any] = []
+    for parameter, value in zip(parameters, values):
+        kind = type(value)
+        if parameter.is_constexpr:
+            exact(value)
+            kinds.append(kind)
+        elif kind in _SCALARS:
+            kinds.append(kind)
+        elif hasattr(value, "data_ptr"):
+            kinds.append(TENSOR)
+        elif is_descriptor(value):
+            kinds.append(DescriptorKind(kind))
+        else:
+            raise Unsupported(f"{parameter.name} is a {kind.__name__}")
+    return tuple(kinds)
+
+
+def forms_of(
+    parameters: Sequence[Parameter], values: Sequence[Any], *, numbers_vary: bool
+) -> list[Any]:
+    """Return what `Variant.entry` takes for arguments: values, and what stands for the others.
+
+    Args:
+        parameters: The kernel's.
+        values: The arguments.
+        numbers_vary: Whether floats are given in each launch; else they are fixed too.
+    """
+    forms: list[Any] = []
+    for parameter, kind, value in zip(parameters, kinds_of(parameters, values), values):
+        if kind is TENSOR:
+            forms.append(ADDRESS)
+        elif isinstance(kind, DescriptorKind):
+            forms.append(descriptors.of(value))
+        elif kind is float and not parameter.is_constexpr and numbers_vary:
+            forms.append(NUMBER)
+        else:
+            forms.append(value)
+    return forms
+
+
+@dataclass(frozen=True)
+class Host:
+    """What a guard calls, and what it tests in each launch.
+
+    Attributes:
+        slow: `(grid, values, rest, options)`: any launch that is not like the guard's.
+        miss: `(key, grid, values)`: one that is, but has not been prepared.
+        get: From a key to its entry, or None.
+        grid_of: `(grid, values)`: the grid as a tuple of integers.
+        signals: Lists and dictionaries of Triton; see `watch.signals`.
+        stream: From a device's number to its current stream.
+        device: The current device's number, where there is more than one.
+        is_single: Whether there is one device.
+    """
+
+    slow: Callable[..., Any]
+    miss: Callable[..., Any]
+    get: Callable[[Any], Any]
+    grid_of: Callable[..., Any]
+    signals: Sequence[Any]
+    stream: Callable[[int], int]
+    device: Callable[[], int]
+    is_single: bool
+
+
+_SOURCE = """
+def launch(_grid, /, {parameters}*_rest, **_options):
+    if {refused}:
+        return _slow(_grid, ({names}), _rest, _options)
+    try:
+        if type(_grid) is not tuple:
+            _grid = _grid_of(_grid, ({names}))
+        {body}
+        _key = ({key})
+        _entry = _get(_key)
+    except (AttributeError, TypeError):
+        return _slow(_grid, ({names}), _rest, _options)
+    if _entry is None:
+        return _miss(_key, _grid, ({names}))
+    return _entry(_stream({device}), {values})
+"""
+
+
+def build(parameters: Sequence[Parameter], kinds: Kinds, host: Host) -> Callable[..., Any]:
+    """Write and compile the guard of one signature.
+
+    Args:
+        parameters: The kernel's.
+        kinds: What `kinds_of` says of the arguments.
+        host: What it calls.
+
+    Returns:
+        `launch(grid, *args, **constexprs)`.
+    """
+    scope: dict[str, Any] = {
+        "_slow": host.slow, "_miss": host.miss, "_get": host.get, "_grid_of": host.grid_of,
+        "_stream": host.stream, "_device": host.device, "_missing": MISSING,
+    }  # fmt: skip
+    refused = ["_rest", "_options", *_signal_tests(host.signals, scope)]
+    texts = _Texts(scope)
+    for index, (parameter, kind) in enumerate(zip(parameters, kinds)):
+        name = parameter.name
+        if kind is TENSOR:
+            texts.tensor(index, parameter)
+        elif isinstance(kind, DescriptorKind):
+            texts.descriptor(index, name, kind.type)
+        else:
+            scope[f"_kind{index}"] = kind
+            refused.append(f"type({name}) is not _kind{index}")
+            texts.scalar(parameter, kind)
+        scope[f"_default{index}"] = parameter.default
+    given = "".join(f"{p.name}=_default{i}, " for i, p in enumerate(parameters))
+    lines = texts.lines()
+    if not host.is_single:
+        lines.append("_index = _device()")
+        texts.key.append("_index")
+    source = _SOURCE.format(
+        parameters=given,
+        names="".join(f"{p.name}, " for p in parameters),
+        refused=" or ".join(refused),
+        body="\n        ".join(lines) or "pass",
+        key="".join(f"{part}, " for part in ["_grid", *texts.key]),
+        device="0" if host.is_single else "_index",
+        values=", ".join(texts.values),
+    )
+    exec(compile(source, "<tileloom launcher>", "exec"), scope)
+    return scope["launch"]
+
+
+def _signal_tests(signals: Sequence[Any], scope: dict[str, Any]) -> list[str]:
+    """A test of each signal: that it is empty, or, where it is not now, that it is as now."""
+    tests: list[str] = []
+    for i, signal in enumerate(signals):
+        scope[f"_signal{i}"] = signal
+        if not signal:
+            tests.append(f"_signal{i}")
+        else:
+            scope[f"_known{i}"] = signal.copy()
+            tests.append(f"_signal{i} != _known{i}")
+    return tests
+
+
+class _Texts:
+    """The pieces of a guard's source, collected argument by argument."""
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        self.scope = scope
+        self.reads: list[str] = []
+        self.tests: list[str] = []
+        self.aligned: list[str] = []
+        self.key: list[str] = []
+        self.values: list[str] = []
+
+    def tensor(self, index: int, parameter: Parameter) -> None:
+        name, address = parameter.name, f"_a{index}"
+        self.reads.append(f"{address} = {name}.data_ptr()")
+        self.tests.append(f"{name}.is_cuda")
+        if parameter.specialize and parameter.align:
+            self.aligned.append(address)
+        self.key.append(f"{name}.dtype")
+        self.values.append(address)
+
+    def descriptor(self, index: int, name: str, kind: type) -> None:
+        spec, base, address = f"_s{index}", f"_b{index}", f"_a{index}"
+        self.scope[f"_kind{index}"] = kind
+        self.reads += [
+            f"{spec} = {name}._tileloom_spec",
+            f"{base} = {name}.base",
+            f"{address} = {base}.data_ptr()",
+        ]
+        fields = ["shape", "strides", "block_shape", "padding"]
+        known = {field.name for field in dataclasses.fields(kind)}
+        if "round_f32_to_tf32" in known:
+            fields.append("round_f32_to_tf32")
+        self.tests += [
+            f"type({name}) is _kind{index}",
+            f"{base}.is_cuda",
+            f"{base}.dtype is {spec}.dtype",
+            *(f"{name}.{field} == {spec}.{field}" for field in fields),
+        ]
+        if "layout" in known:
+            same = f"{name}.layout is {spec}.layout or {name}.layout == {spec}.layout"
+            self.tests.append(f"({same})")
+        self.key.append(spec)
+        self.values.append(address)
+
+    def scalar(self, parameter: Parameter, kind: type) -> None:
+        name = parameter.name
+        if kind is float:
+            if parameter.is_constexpr:
+                self.key.append(f"repr({name})")
+            else:
+                self.values.append(name)
+        elif kind is not type(None):
+            self.key.append(name)
+
+    def lines(self) -> list[str]:
+        """The body's lines: reads, tests, and the mask of what is aligned to 16 bytes."""
+        lines = list(self.reads)
+        if self.tests:
+            lines.append(f"if not ({' and '.join(self.tests)}): raise AttributeError")
+        if self.aligned:
+            lines.append(f"_mask = ({' | '.join(self.aligned)}) & 15")
+            each = "".join(f"not {address} & 15, " for address in self.aligned)
+            lines.append(f"if _mask: _mask = ({each})")
+            self.key.insert(0, "_mask")
+        return lines

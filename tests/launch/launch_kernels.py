@@ -1,0 +1,42 @@
+"""Kernels for the tests of the launcher; they do nothing but use what they are given."""
+
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@triton.jit
+def add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    kept = at < n
+    tl.store(out + at, tl.load(x + at, mask=kept) + tl.load(y + at, mask=kept), mask=kept)
+
+
+@triton.jit(do_not_specialize=["small"], do_not_specialize_on_alignment=["large"])
+def mixed(out, source, small, large, number, truth, nothing, wide: tl.int64, BLOCK: tl.constexpr = 32):  # fmt: skip  # noqa: E501
+    lanes = tl.arange(0, BLOCK)
+    value = small + large + number + wide
+    if nothing is not None:
+        value += 1
+    if truth:
+        value += 2
+    tl.store(out + lanes, tl.load(source + lanes) + value)
+
+
+@triton.jit
+def copy_tile(source, target, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK
+    target.store([row, 0], source.load([row, 0]) + n)
+
+
+@gluon.jit
+def gluon_add(x, out, n, BLOCK: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    at = gl.arange(0, BLOCK, layout=layout)
+    gl.store(out + at, gl.load(x + at, mask=at < n) + 1, mask=at < n)
+
+
+@triton.jit
+def nineteen(a, b, c, d, e, i1, i2, i3, i4, i5, i6, i7, i8, i9, C1: tl.constexpr, C2: tl.constexpr, C3: tl.constexpr, C4: tl.constexpr, C5: tl.constexpr):  # fmt: skip  # noqa: E501
+    pass
