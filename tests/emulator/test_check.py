@@ -1,19 +1,19 @@
-"""`tileloom check`: files of each kind, CUDA devices mapped, mutants judged, output forms."""
+"""`tileloom check`: files of each kind, CUDA devices mapped, output forms, processes that die."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from pathlib import Path
+import re
+import shlex
 
 import pytest
 import torch
 
-from tests.emulator import support
 from tileloom.cli.main import main
 from tileloom.emulator import LaunchError
-from tileloom.emulator.check import Setting, check_file, settings
+from tileloom.emulator.check import Setting, check_file, check_in_child, settings
 from tileloom.emulator.devices import cuda_on_cpu
-from tileloom.emulator.mutate import judge, mutants
 from tileloom.target import H100
 
 KERNEL = """
@@ -51,10 +51,15 @@ def main():
 """
 FORMS = {"script.py": SCRIPT, "test_shift.py": TEST, "module.py": MAIN}
 ONCE = [Setting("late", 0, "ttgir")]
+LATE = ["--schedule", "late", "--level", "ttgir"]
+
+
+_count = itertools.count()
 
 
 def write(folder, name, body, limit="n"):
-    path = folder / name
+    """A file of a name of its own: pytest imports one of a name only, in one process."""
+    path = folder / name.replace(".py", f"_{next(_count)}.py")
     path.write_text(KERNEL.replace("LIMIT", limit) + body)
     return path
 
@@ -76,7 +81,8 @@ def test_a_bug_is_found_whatever_the_form(name, tmp_path):
 def test_a_failing_assertion_of_the_file_is_a_failure(tmp_path):
     result = check_file(write(tmp_path, "script.py", SCRIPT, limit="n - 9"), ONCE)
     assert result.errors == []
-    assert "AssertionError" in result.failures[0][1]
+    assert result.failures[0].kind == "wrong"
+    assert "AssertionError" in result.failures[0].text
 
 
 def test_a_file_without_a_launch_is_refused(tmp_path):
@@ -104,43 +110,150 @@ def test_kernel_filter(tmp_path):
     assert len(check_file(path, ONCE, kernel="shift").findings) == 1
 
 
-def test_command_line_exit_status_and_the_command_to_repeat(tmp_path, capsys):
+def test_command_line_exit_status(tmp_path, capsys):
     good = write(tmp_path, "module.py", MAIN)
-    bad = write(tmp_path, "bad.py", MAIN, limit="n + 9")
-    assert main(["check", str(good), "--schedule", "late", "--level", "ttgir"]) == 0
+    assert main(["check", str(good), *LATE]) == 0
     assert "shift: 1 launches in 1 runs; 0 errors, 0 warnings and infos" in capsys.readouterr().out
-    assert main(["check", str(bad), "--schedule", "random", "--seed", "5", "--level", "ttir"]) == 1
-    text = capsys.readouterr().out
-    assert (
-        f"again: tileloom check {bad} --schedule random --seed 5 --level ttir --arch sm_90a --sms 4"
-        in text
-    )
     assert main(["check", str(tmp_path / "none.py")]) == 1
     assert "there is no file" in capsys.readouterr().err
 
 
+RANDOM_BUG = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def meet(x_ptr, y_ptr):
+    if tl.program_id(0) == 0:
+        tl.store(y_ptr, 1)
+        tl.atomic_add(x_ptr, 1)
+    elif tl.atomic_add(x_ptr, 1) == 0:  # whoever comes first
+        tl.store(y_ptr + 1 + tl.program_id(0), 2)
+
+def meeting():
+    meet[(2,)](torch.zeros(1, dtype=torch.int32), torch.zeros(2))
+
+CASES = {"never fails": lambda: meet[(1,)](torch.zeros(1, dtype=torch.int32), torch.zeros(2)),
+         "a meeting": meeting}
+"""
+
+
+def test_the_printed_command_repeats_the_report_and_nothing_else(tmp_path, capsys):
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    path = folder / "races.py"
+    path.write_text(RANDOM_BUG)
+    assert main(["check", str(path), "--level", "ttir", "--seeds", "8"]) == 1
+    first = capsys.readouterr().out
+    assert first.count("[out-of-bounds]") == 1
+    command = shlex.split(re.search(r"again: tileloom (.*)", first)[1])
+    assert command[:2] == ["check", str(path)]
+    assert command[command.index("--schedule") + 1] == "random"  # in order, nothing happens
+    assert command[-2:] == ["--case", "a meeting"]
+    assert main(command) == 1
+    again = capsys.readouterr().out
+    report = first[: first.index("    again:")]
+    assert again.startswith(report)
+    assert "meet: 1 launches in 1 runs; 1 errors" in again
+    seed = command.index("--seed") + 1
+    quiet = [main([*command[:seed], str(s), *command[seed + 1 :]]) for s in range(8)]
+    assert set(quiet) == {0, 1}  # it takes the right seed
+    assert quiet.index(1) == int(command[seed])
+
+
 def test_json_and_github_output(tmp_path, capsys):
     bad = write(tmp_path, "bad.py", MAIN, limit="n + 9")
-    options = ["--schedule", "late", "--level", "ttgir"]
-    assert main(["check", str(bad), *options, "--json"]) == 1
+    assert main(["check", str(bad), *LATE, "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["kernels"] == ["shift"]
-    assert data["reports"][0]["at"]["loc"]["line"] == 9
-    assert data["reports"][0]["command"].startswith("tileloom check ")
-    assert main(["check", str(bad), *options, "--github"]) == 1
+    report = data["reports"][0]
+    assert report["at"]["loc"]["line"] == 9
+    assert (report["schedule"], report["seed"], report["level"]) == ("late", 0, "ttgir")
+    assert report["command"] == (
+        f"tileloom check {bad} --schedule late --level ttgir --arch sm_90a --sms 4"
+    )
+    assert main(["check", str(bad), *LATE, "--github"]) == 1
     assert capsys.readouterr().out.startswith(
         f"::error file={bad},line=9,title=tileloom out-of-bounds"
     )
 
 
+def test_a_line_suppresses_a_report_with_a_reason_only(tmp_path, capsys):
+    for mark, status in (("allow(out-of-bounds)", 1), ("allow(race) padded", 1),
+                         ("allow(out-of-bounds) the pool is padded", 0)):  # fmt: skip
+        path = write(tmp_path, "bad.py", MAIN, limit="n + 9")
+        path.write_text(path.read_text().replace("other=5.0)", f"other=5.0)  # tileloom: {mark}"))
+        assert main(["check", str(path), *LATE]) == status
+        out = capsys.readouterr().out
+        assert ("suppressed [out-of-bounds] at line 9: the pool is padded" in out) == (status == 0)
+
+
 def test_timeline_option_writes_a_trace(tmp_path):
     good = write(tmp_path, "module.py", MAIN)
     out = tmp_path / "trace.json"
-    assert (
-        main(["check", str(good), "--schedule", "late", "--level", "ttgir", "--timeline", str(out)])
-        == 0
-    )
+    assert main(["check", str(good), *LATE, "--timeline", str(out)]) == 0
     assert json.loads(out.read_text())["traceEvents"]
+
+
+def test_cases_are_named_and_chosen(tmp_path, capsys):
+    good = "lambda: shift[(1,)](torch.zeros(100), torch.zeros(100), 100, 128)"
+    bad = good.replace("torch.zeros(100), 100", "torch.zeros(99), 100")
+    path = write(tmp_path, "cases.py", f"CASES = {{'good': {good}, 'bad': {bad}}}\n")
+    assert [f.case for f in check_file(path, ONCE).errors] == ["bad"]
+    assert check_file(path, ONCE, case="good").findings == []
+    with pytest.raises(LaunchError, match=r"has no case 'ugly'; it has good, bad\."):
+        check_file(path, ONCE, case="ugly")
+    test = write(tmp_path, "test_two.py", f"def test_good():\n    ({good})()\n{TEST}", "n + 9")
+    result = check_file(test, ONCE, case="test_shift")
+    assert (result.launches, [f.case for f in result.errors]) == (1, ["test_shift"])
+
+
+def test_a_case_that_raises_keeps_no_other_from_running(tmp_path):
+    text = "import torch\nCASES = {'raises': lambda: 1 / 0, 'runs': lambda: main()}\n"
+    path = write(tmp_path, "cases.py", text + MAIN.replace("zeros_like(x)", "zeros(99)"))
+    result = check_file(path, ONCE)
+    assert [(f.case, f.kind, f.text.splitlines()[-1]) for f in result.failures] == [
+        ("raises", "raised", "ZeroDivisionError: division by zero")
+    ]
+    assert [f.case for f in result.errors] == ["runs"]
+
+
+ENDS = {
+    "os.abort()": "died of SIGABRT",
+    "import ctypes; ctypes.string_at(0)": "died of SIGSEGV",
+    "os._exit(7)": "ended with exit status 7",
+    "import time; time.sleep(60)": "took longer than 3 s and was killed",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_that_dies_is_a_sentence(end, tmp_path, capfd):
+    body = f"\nimport os\ndef main():\n    print('started')\n    {end}\n"
+    path = write(tmp_path, "ends.py", body.replace("main", "dies") + MAIN + "    dies()\n")
+    limit = "3" if "sleep" in end else "200"
+    assert main(["check", str(path), *LATE, "--timeout", limit]) == 1
+    said = capfd.readouterr().out
+    assert said == (
+        f"emulator: the process that ran kernel 'shift' of {path} {ENDS[end]}, under schedule "
+        "late, level ttgir. Nothing after it was run.\n"
+        f"    again: tileloom check {path} --schedule late --level ttgir --arch sm_90a --sms 4\n\n"
+    )
+
+
+def test_a_compiler_that_aborts_is_reported_with_kernel_and_schedule(tmp_path):
+    """An LLVM assertion ends the process below Python, while a kernel is being compiled."""
+    path = write(tmp_path, "aborts.py", MAIN)
+    text = path.read_text().replace("import triton\n", ABORTING)
+    path.write_text(text)
+    result = check_in_child(path, settings(["eager"], [0], ["machine"]))
+    assert [(f.kind, f.setting.schedule) for f in result.failures] == [("died", "eager")]
+    assert "ran kernel 'shift' of" in result.failures[0].text
+    assert "died of SIGABRT, under schedule eager, level machine." in result.failures[0].text
+
+
+ABORTING = """import os, triton
+from triton.compiler import ASTSource
+ASTSource.make_ir = lambda *args, **kwargs: os.abort()
+"""
 
 
 def test_cuda_devices_mean_the_cpu_inside_only():
@@ -159,106 +272,3 @@ def test_cuda_devices_mean_the_cpu_inside_only():
             torch.cuda.synchronize()
     assert not torch.ones(1).is_cuda
     assert torch.cuda.Event is not type(start)
-
-
-CASE = Path(support.CASES)
-
-
-def changes_of(case):
-    return mutants((CASE / f"{case}.py").read_text())
-
-
-def test_mutants_cover_every_synchronising_statement():
-    found = changes_of("specialised_gemm")
-    assert len(found) == len({m.text for m in found})
-    changes = {m.change for m in found}
-    assert changes >= {
-        "removed wait", "removed arrive", "removed expect", "removed init",
-        "removed fence_async_shared",
-        "removed store_wait", "phase inverted", "predicate removed", "count of init one higher",
-        "count of arrive one higher", "store_wait leaves one more in flight",
-        "warpgroup_mma_wait leaves one more in flight", "half the bytes expected",
-    }  # fmt: skip
-    assert {"ld.acquire made relaxed", "st.release made relaxed"} <= {
-        m.change for m in changes_of("flag_chain")
-    }
-    assert "memory order made relaxed" in {m.change for m in changes_of("split_sum")}
-
-
-def test_mutants_leave_the_rest_of_the_file_alone():
-    text = (CASE / "shared_exchange.py").read_text()
-    for mutant in changes_of("shared_exchange"):
-        before, after = text.splitlines(), mutant.text.splitlines()
-        differing = [i for i, (a, b) in enumerate(zip(before, after), 1) if a != b]
-        assert differing == [mutant.line]
-        assert len(before) == len(after)
-
-
-WAYS = settings(["late", "random"], [0], ["ttgir"])
-
-
-@pytest.mark.parametrize("case", ["shared_exchange", "flag_chain", "split_sum"])
-def test_every_mutant_of_a_case_is_noticed(case, tmp_path):
-    path = CASE / f"{case}.py"
-    verdicts = [judge(m, path, WAYS, tmp_path) for m in mutants(path.read_text())]
-    assert len(verdicts) >= 1
-    assert [(v.mutant.line, v.mutant.change) for v in verdicts if v.outcome != "reported"] == []
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "case", ["pipelined_gemm", "specialised_gemm", "copied_gemm", "named_barriers"]
-)
-def test_every_mutant_of_a_large_case_is_noticed_or_harmless(case, tmp_path):
-    path = CASE / f"{case}.py"
-    verdicts = [judge(m, path, WAYS, tmp_path) for m in mutants(path.read_text())]
-    assert [(v.mutant.line, v.mutant.change) for v in verdicts if not v.noticed] == []
-    assert sum(v.outcome == "reported" for v in verdicts) > 0.8 * len(verdicts)
-
-
-def test_mutants_of_a_module_that_the_file_imports(tmp_path, monkeypatch, capsys):
-    library = tmp_path / "borrowed_kernels.py"
-    text = (CASE / "shared_exchange.py").read_text()
-    library.write_text(text[: text.index("def main(")])
-    driver = tmp_path / "driver.py"
-    driver.write_text(
-        "import borrowed_kernels, torch\n"
-        + text[text.index("def main(") :].replace(
-            "shared_exchange[", "borrowed_kernels.shared_exchange["
-        )
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    options = ["--schedule", "late", "--level", "ttgir", "--mutate", "--kernels", str(library)]
-    assert main(["check", str(driver), *options]) == 0
-    out = capsys.readouterr().out
-    assert "borrowed_kernels.py:14  removed wait" in out
-    assert out.strip().endswith("12 mutants, 0 that nobody notices")
-    assert main(["check", str(driver), "--schedule", "late", "--level", "ttgir"]) == 0
-
-
-def test_kernels_that_the_file_does_not_import_are_refused(tmp_path, capsys):
-    path = write(tmp_path, "module.py", MAIN)
-    options = ["--mutate", "--schedule", "late", "--level", "ttgir"]
-    assert main(["check", str(path), *options, "--kernels", str(CASE / "names.py") + "x"]) == 1
-    assert "is not a module that the checked file imports" in capsys.readouterr().err
-
-
-def test_an_unnoticed_mutant_fails_the_command_unless_it_is_marked(tmp_path, capsys):
-    body = """
-import torch, triton, triton.language as tl
-
-@triton.jit
-def lonely(x_ptr):
-    tl.atomic_add(x_ptr, 1, sem="release")MARK
-
-def main():
-    lonely[(1,)](torch.zeros(1, dtype=torch.int32))
-"""
-    options = ["--mutate", "--schedule", "late", "--level", "ttgir"]
-    path = tmp_path / "lonely.py"
-    path.write_text(body.replace("MARK", ""))
-    assert main(["check", str(path), *options]) == 1
-    assert "UNNOTICED" in capsys.readouterr().out
-    path.write_text(body.replace("MARK", "  # tileloom: harmless(nobody reads x)"))
-    assert main(["check", str(path), *options]) == 0
-    assert "harmless: nobody reads x" in capsys.readouterr().out

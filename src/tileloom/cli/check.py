@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileloom.emulator.check import Result, Setting
-    from tileloom.emulator.mutate import Verdict
+    from tileloom.emulator.check import Failure, Result, Setting
+    from tileloom.emulator.judge import Verdict
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,50 +20,40 @@ def add_parser(subparsers: Any) -> None:
         "check",
         help="run a kernel in the emulator and look for races",
         description=(
-            "Run a script, a pytest file or a module with a main() on the CPU, its CUDA devices "
-            "mapped to an emulated Hopper card, under several schedules, and print every race, "
-            "deadlock and misuse. Exit status 1 if there is an error, 2 for a wrong command line."
+            "Run a script, a pytest file or a module with a main() or with CASES (names and "
+            "functions) on the CPU, its CUDA devices mapped to an emulated Hopper card, under "
+            "several schedules, and print every race, deadlock and misuse. The file runs in a "
+            "process of its own; what it prints goes to stderr. Exit status 1 if there is an "
+            "error, 2 for a wrong command line."
         ),
     )
-    parser.add_argument(
-        "target", metavar="FILE[:KERNEL]", help="what to run; KERNEL filters reports"
-    )
-    parser.add_argument(
-        "--schedule", action="append", choices=("late", "eager", "random"),
-        help="only this schedule; may be repeated. Default: all three",
-    )  # fmt: skip
-    parser.add_argument(
-        "--seeds", type=int, default=2, metavar="N", help="seeds of the random schedule (default 2)"
-    )
-    parser.add_argument("--seed", type=int, metavar="S", help="only this seed")
-    parser.add_argument(
-        "--level", action="append", choices=("ttir", "ttgir", "machine"),
-        help="only this level; may be repeated. Default: ttgir and machine",
-    )  # fmt: skip
-    parser.add_argument("--arch", default="sm_90a", choices=("sm_80", "sm_90", "sm_90a"))
-    parser.add_argument(
-        "--sms",
-        type=int,
-        default=4,
-        metavar="N",
+    add = parser.add_argument
+    add("target", metavar="FILE[:KERNEL]", help="what to run; KERNEL filters reports")
+    add("--schedule", action="append", choices=("late", "eager", "random"),
+        help="only this schedule; may be repeated. Default: all three")  # fmt: skip
+    add("--seeds", type=int, default=2, metavar="N",
+        help="seeds of the random schedule (default 2)")  # fmt: skip
+    add("--seed", type=int, metavar="S", help="only this seed")
+    add("--level", action="append", choices=("ttir", "ttgir", "machine"),
+        help="only this level; may be repeated. Default: ttgir and machine")  # fmt: skip
+    add("--arch", default="sm_90a", choices=("sm_80", "sm_90", "sm_90a"))
+    add("--sms", type=int, default=4, metavar="N",
         help="multiprocessors of the emulated card; few make persistent programs take several "
-        "tiles each (default 4)",
-    )
-    parser.add_argument(
-        "--mutate", action="store_true", help="damage one synchronisation at a time"
-    )
-    parser.add_argument(
-        "--kernels",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="with --mutate: damage the kernels of this module that FILE imports; may be repeated",
-    )
-    parser.add_argument(
-        "--timeline", type=Path, metavar="JSON", help="write the first run's timeline"
-    )
-    parser.add_argument("--json", action="store_true", help="write JSON")
-    parser.add_argument("--github", action="store_true", help="write GitHub annotations")
+        "tiles each (default 4)")  # fmt: skip
+    add("--case", metavar="NAME", help="only this one of the file's CASES or tests")
+    add("--timeout", type=float, default=600.0, metavar="S",
+        help="seconds that one launch may take, compilation included (default 600)")  # fmt: skip
+    add("--mutate", action="store_true", help="damage one synchronisation at a time")
+    add("--kernels", type=Path, action="append", default=[], metavar="FILE",
+        help="with --mutate: damage the kernels of this module that FILE imports; may be "
+        "repeated")  # fmt: skip
+    add("--line", type=int, action="append", metavar="N",
+        help="with --mutate: only the mutants of this line; may be repeated")  # fmt: skip
+    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+        help="with --mutate: processes at a time (default: one for each core)")  # fmt: skip
+    add("--timeline", type=Path, metavar="JSON", help="write the first run's timeline")
+    add("--json", action="store_true", help="write JSON")
+    add("--github", action="store_true", help="write GitHub annotations")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if nothing is wrong, 1 if there is an error, or with ``--mutate`` an unnoticed mutant.
     """
-    from tileloom.emulator.check import check_file, settings
+    from tileloom.emulator.check import check_in_child, settings
 
     file, _, kernel = args.target.rpartition(":") if ":" in args.target else (args.target, "", "")
     path = Path(file)
@@ -84,26 +74,45 @@ def run(args: argparse.Namespace) -> int:
     levels = args.level or ["ttgir", "machine"]
     ways = settings(schedules, seeds, levels, args.arch, args.sms)
     if args.mutate:
-        return _mutate(path, ways, args.kernels or [None])
-    result = check_file(path, ways, kernel=kernel or None, timeline=args.timeline)
+        return _mutate(args, path, ways)
+    result = check_in_child(
+        path, ways, kernel=kernel or None, case=args.case, timeline=args.timeline,
+        timeout_s=args.timeout,
+    )  # fmt: skip
     if args.json:
         _write_json(result, args.target)
     elif args.github:
         for finding in result.findings:
             print(finding.report.github())
+        for failure in result.failures:
+            print(_annotation(failure, path))
     else:
         _write_text(result, args.target, ways)
     return 1 if result.errors or result.failures else 0
 
 
+def _annotation(failure: Failure, path: Path) -> str:
+    """A GitHub workflow command for a run that ended with no report."""
+    text = f"{failure.text.strip()}\nunder {failure.setting.text()}"
+    text = text.replace("%", "%25").replace("\n", "%0A")
+    return f"::error file={path},title=tileloom check::{text}"
+
+
 def _write_text(result: Result, target: str, ways: list[Setting]) -> None:
     for finding in result.findings:
         print(finding.report.text())
-        print(f"    again: {finding.setting.command(target)}\n")
-    for way, trace in result.failures[:1]:
-        print(f"the file itself fails ({way.schedule}, {way.level}):\n{trace}")
+        print(f"    again: {finding.setting.command(target, finding.case)}\n")
+    for failure in result.failures[:1]:
+        if failure.kind == "died":
+            print(failure.text)
+        else:
+            where = failure.setting.text() + (f", case {failure.case}" if failure.case else "")
+            print(f"the file itself fails ({where}):\n{failure.text}")
+        print(f"    again: {failure.setting.command(target, failure.case)}\n")
     for report, reason in result.suppressed:
         print(f"suppressed [{report.kind}] at line {report.line}: {reason}")
+    if any(failure.kind == "died" for failure in result.failures):
+        return
     errors = len(result.errors)
     others = len(result.findings) - errors
     kernels = ", ".join(sorted(result.kernels)) or "no kernel"
@@ -115,43 +124,54 @@ def _write_text(result: Result, target: str, ways: list[Setting]) -> None:
 
 def _write_json(result: Result, target: str) -> None:
     out = {
-        "schema": 1,
+        "schema": 2,
         "target": target,
         "launches": result.launches,
         "kernels": sorted(result.kernels),
         "reports": [
-            {**f.report.as_dict(), "text": f.report.text(), "command": f.setting.command(target)}
-            for f in result.findings
+            {
+                **finding.report.as_dict(),
+                "text": finding.report.text(),
+                "case": finding.case,
+                "command": finding.setting.command(target, finding.case),
+            }
+            for finding in result.findings
         ],
-        "failures": [trace for _, trace in result.failures],
+        "failures": [
+            {
+                "text": failure.text,
+                "kind": failure.kind,
+                "case": failure.case,
+                "command": failure.setting.command(target, failure.case),
+            }
+            for failure in result.failures
+        ],
         "suppressed": [{"report": r.text(), "reason": reason} for r, reason in result.suppressed],
     }
     json.dump(out, sys.stdout, indent=1)
     print()
 
 
-def _mutate(path: Path, ways: list[Setting], files: Sequence[Path | None]) -> int:
-    from tileloom.emulator.check import check_file
-    from tileloom.emulator.mutate import mutate_file
+def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting]) -> int:
+    from tileloom.emulator.judge import Judge
 
-    clean = check_file(path, ways[:1])
-    if clean.errors or clean.failures:
-        print("the file is not correct as it is; run `tileloom check` without --mutate first")
-        return 1
+    judge = Judge(path, ways, args.kernels, timeout_s=args.timeout, case=args.case)
+    wanted = None if args.line is None else lambda path, mutant: mutant.line in args.line
     total = missed = 0
-    for kernels in files:
-        for verdict in mutate_file(path, ways, kernels):
-            total += 1
-            missed += not verdict.noticed
-            _write_verdict(verdict, (kernels or path).name)
+    for verdict in judge.verdicts(jobs=args.jobs, wanted=wanted):
+        total += 1
+        missed += not verdict.noticed
+        _write_verdict(verdict)
     print(f"{total} mutants, {missed} that nobody notices")
     return 1 if missed else 0
 
 
-def _write_verdict(verdict: Verdict, name: str) -> None:
+def _write_verdict(verdict: Verdict) -> None:
     mutant = verdict.mutant
     outcome = verdict.outcome if verdict.noticed else "UNNOTICED"
     if mutant.harmless and verdict.outcome == "unnoticed":
         outcome = f"harmless: {mutant.harmless}"
-    print(f"{name}:{mutant.line}  {mutant.change:34} {outcome} {verdict.detail}")
-    print(f"    {mutant.source}", flush=True)
+    where = f"   ({verdict.setting.text()})" if verdict.setting else ""
+    case = f" by case {verdict.case}" if verdict.case else ""
+    print(f"{verdict.path.name}:{mutant.line}  {mutant.change:34} {outcome} {verdict.detail}")
+    print(f"    {mutant.source}{case}{where}", flush=True)

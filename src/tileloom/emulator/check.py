@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib.util
 import io
 import re
+import runpy
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
+from triton.runtime.jit import JITFunction
+
+from tileloom.emulator.child import ChildDied, answers
 from tileloom.emulator.devices import cuda_on_cpu
+from tileloom.emulator.replace import loading
 from tileloom.emulator.report import LaunchError, Report, ReportError
 from tileloom.emulator.session import Run, run
 
@@ -29,21 +37,54 @@ class Setting:
     arch: str = "sm_90a"
     sms: int = 4
 
-    def command(self, target: str) -> str:
+    def text(self) -> str:
+        """Return the setting in words."""
+        seed = f" (seed {self.seed})" if self.schedule == "random" else ""
+        return f"schedule {self.schedule}{seed}, level {self.level}"
+
+    def command(self, target: str, case: str = "") -> str:
         """Return the command that repeats exactly this run."""
         seed = f" --seed {self.seed}" if self.schedule == "random" else ""
+        only = f" --case {shlex.quote(case)}" if case else ""
         return (
-            f"tileloom check {target} --schedule {self.schedule}{seed} --level {self.level}"
-            f" --arch {self.arch} --sms {self.sms}"
+            f"tileloom check {shlex.quote(target)} --schedule {self.schedule}{seed}"
+            f" --level {self.level} --arch {self.arch} --sms {self.sms}{only}"
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class Finding:
-    """A report, and the setting under which it was first seen."""
+    """A report, and the setting and case that it was first seen under."""
 
     report: Report
     setting: Setting
+    case: str = ""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes two reports the same finding: kind, kernel, lines and words, no numbers."""
+        report = self.report
+        other = report.other.loc.line if report.other else 0
+        words = re.sub(r"\d+", "#", report.message)
+        return report.kind, report.kernel, report.line, other, words
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended otherwise: the file raised, or its process died.
+
+    Attributes:
+        setting: How it was run.
+        case: The case, "" for the whole file.
+        text: The traceback, or a sentence about the death.
+        kind: ``wrong`` if one of the file's own assertions failed, ``died`` if the process died or
+            was killed, ``raised`` for everything else.
+    """
+
+    setting: Setting
+    case: str
+    text: str
+    kind: str = "raised"
 
 
 @dataclass
@@ -52,36 +93,31 @@ class Result:
 
     Attributes:
         findings: Reports, each once.
-        failures: For each run that raised something else, the setting and the traceback.
+        failures: Runs that ended otherwise.
         launches: Launches over all runs.
         kernels: Names of the kernels that ran.
         suppressed: Reports that a comment suppresses, with its reason.
     """
 
     findings: list[Finding] = field(default_factory=list)
-    failures: list[tuple[Setting, str]] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     launches: int = 0
     kernels: set[str] = field(default_factory=set)
     suppressed: list[tuple[Report, str]] = field(default_factory=list)
-    _seen: set[Any] = field(default_factory=set)
 
     @property
     def errors(self) -> list[Finding]:
         """Findings with severity ``error``."""
         return [f for f in self.findings if f.report.severity == "error"]
 
-    def take(self, session: Run, setting: Setting, kernel: str | None) -> None:
-        """Add what a run found."""
-        self.launches += len(session.launches)
-        self.kernels |= {launch.kernel for launch in session.launches}
+    def take(self, session: Run, setting: Setting, case: str, kernel: str | None) -> None:
+        """Add what a run has found that is new."""
+        seen = {finding.key for finding in self.findings}
         for report in session.reports:
-            other = report.other.loc.line if report.other else 0
-            words = re.sub(r"\d+", "#", report.message)
-            key = (report.kind, report.kernel, report.line, other, words)
-            if key in self._seen or (kernel and report.kernel != kernel):
-                continue
-            self._seen.add(key)
-            self.findings.append(Finding(report, setting))
+            finding = Finding(report, setting, case)
+            if finding.key not in seen and kernel in (None, report.kernel):
+                seen.add(finding.key)
+                self.findings.append(finding)
         known = {(r.kind, r.line) for r, _ in self.suppressed}
         self.suppressed += [s for s in session.suppressed if (s[0].kind, s[0].line) not in known]
 
@@ -111,80 +147,224 @@ def settings(
     ]
 
 
-_count = 0
+# ---- what a file consists of
+Take = Callable[[str], None]
+"""Called with a case's name when it has ended."""
 
 
 def _import(path: Path) -> ModuleType:
-    """Import a file under a name of its own, so that every run starts afresh."""
-    global _count
-    _count += 1
-    name = f"tileloom_checked_{_count}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(f"tileloom_checked_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise LaunchError(f"emulator: {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
     return module
 
 
-def _is_pytest(path: Path) -> bool:
-    return path.name.startswith("test_") or path.name.endswith("_test.py")
+class _Tests:
+    """A pytest plugin that says when a test has ended."""
+
+    def __init__(self, take: Take) -> None:
+        self.take = take
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Hear of a test's end from pytest."""
+        self.take(nodeid.partition("::")[2])
 
 
-def _run_pytest(path: Path) -> None:
+def _run_pytest(path: Path, case: str | None, take: Take) -> None:
     import pytest
 
     captured = io.StringIO()
+    target = f"{path}::{case}" if case else str(path)
+    # Imported afresh: a copy of a file that was damaged has the file's own name.
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib"]
     with contextlib.redirect_stdout(captured):
-        status = pytest.main([str(path), "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"])
+        status = pytest.main([target, *options], plugins=[_Tests(take)])
     if status not in (0, 1):
-        raise LaunchError(f"emulator: pytest could not run {path}:\n{captured.getvalue()[-2000:]}")
+        raise LaunchError(
+            f"emulator: pytest could not run {target}:\n{captured.getvalue()[-2000:]}"
+        )
     if status == 1:
         raise AssertionError(captured.getvalue()[-4000:])
 
 
-def runner(path: Path) -> Callable[[], None]:
-    """Return what runs a file: its ``main()``, its tests, or the file as a script.
+class _File:
+    """A Python file, and how it is run: its tests, its `CASES` or ``main()``, or as a script."""
+
+    def __init__(self, path: Path, case: str | None, copy: Path | None) -> None:
+        if not path.is_file():
+            raise LaunchError(f"emulator: there is no file {path}.")
+        self.case = case
+        self.folder = str(path.resolve().parent)
+        self.path = copy or path
+        name, text = self.path.name, self.path.read_text()
+        self.is_pytest = name.startswith("test_") or name.endswith("_test.py")
+        is_module = re.search(r"^(def main\(|CASES\b)", text, re.MULTILINE) is not None
+        self.is_module = is_module and not self.is_pytest
+        self._module: ModuleType | None = None
+
+    def load(self) -> None:
+        """Import the file if it is a module, once for all runs."""
+        if self.is_module and self._module is None:
+            self._module = _import(self.path)
+
+    def actions(self, take: Take) -> Mapping[str, Callable[[], Any]]:
+        """Return what to run, by case; "" is the whole file.
+
+        Args:
+            take: Called with the name of a test when it has ended.
+        """
+        if self.is_pytest:
+            return {"": lambda: _run_pytest(self.path, self.case, take)}
+        if self._module is None:
+            return {"": lambda: runpy.run_path(str(self.path), run_name="__main__")}
+        cases: Mapping[str, Callable[[], Any]] | None = getattr(self._module, "CASES", None)
+        if cases is None:
+            return {"": self._module.main}
+        if self.case is None:
+            return cases
+        if self.case not in cases:
+            raise LaunchError(
+                f"emulator: {self.path} has no case {self.case!r}; it has {', '.join(cases)}."
+            )
+        return {self.case: cases[self.case]}
+
+
+# ---- running it
+@dataclass(frozen=True)
+class Playing:
+    """What a check is about to do; kept in case its process dies."""
+
+    setting: Setting
+    case: str = ""
+    kernel: str = ""
+
+
+def check_file(
+    path: Path, ways: Sequence[Setting], *, kernel: str | None = None, case: str | None = None,
+    timeline: Path | None = None, max_steps: int = 20_000_000, first_only: bool = False,
+    copies: Mapping[Path, Path] | None = None, say: Callable[[Any], None] | None = None,
+) -> Result:  # fmt: skip
+    """Run a file once for each setting, in this process, and gather the reports.
 
     Args:
-        path: A Python file.
+        path: A script, a pytest file, or a module with a ``main()`` or with ``CASES``, a mapping
+            of names to functions.
+        ways: How to run it.
+        kernel: Keep only reports about this kernel.
+        case: Run only this case, or this test of a pytest file.
+        timeline: Write the first run's timeline here.
+        max_steps: See `emulator.run`.
+        first_only: Stop after the first case with an error or a failure.
+        copies: Files to load in place of others; each must be imported by the file, or be it.
+        say: Told what is about to run (`Playing`), and the `Result` so far after each run.
 
     Returns:
-        A function without arguments.
+        What was found.
 
     Raises:
-        LaunchError: If there is no such file.
+        LaunchError: If there is no such file, no kernel was launched at all, or the file did not
+            import one of `copies`.
     """
-    if not path.is_file():
-        raise LaunchError(f"emulator: there is no file {path}.")
-    if _is_pytest(path):
-        return lambda: _run_pytest(path)
+    copies = {original.resolve(): copy for original, copy in (copies or {}).items()}
+    file = _File(path, case, copies.pop(path.resolve(), None))
+    check = _Check(file, kernel, max_steps, first_only, say or (lambda _: None))
+    with loading(copies) as used:
+        for number, way in enumerate(ways):
+            keep = timeline is not None and number == 0
+            session = check.run_once(way, keep)
+            if keep and timeline is not None:
+                session.timeline(timeline)
+            if check.is_done:
+                return check.result
+    result = check.result
+    for original in copies:
+        if original not in used and not result.failures:
+            raise LaunchError(
+                f"emulator: {original} is not a module that the checked file imports. "
+                "Try: name the file that holds the kernels it launches."
+            )
+    if not result.launches and not result.failures:
+        raise LaunchError(
+            f"emulator: {path} launched no kernel. Try: give it a main() that does, or a test."
+        )
+    return result
 
-    def go() -> None:
-        module = _import(path)
-        main = getattr(module, "main", None)
-        if callable(main):
-            main()
 
-    if "def main(" in path.read_text():
-        return go
+class _Check:
+    """Runs a file under one setting after another."""
 
-    def script() -> None:
-        import runpy
+    def __init__(
+        self, file: _File, kernel: str | None, max_steps: int, first_only: bool,
+        say: Callable[[Any], None],
+    ) -> None:  # fmt: skip
+        self.file = file
+        self.kernel = kernel
+        self.max_steps = max_steps
+        self.first_only = first_only
+        self.say = say
+        self.result = Result()
 
-        runpy.run_path(str(path), run_name="__main__")
+    @property
+    def is_done(self) -> bool:
+        """Whether enough was seen."""
+        return self.first_only and bool(self.result.errors or self.result.failures)
 
-    return script
+    def run_once(self, way: Setting, keep_timeline: bool) -> Run:
+        """Run the file once; return the session."""
+        with run(
+            arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level, collect=True,
+            timeline=keep_timeline, max_steps=self.max_steps, sms=way.sms,
+        ) as session, cuda_on_cpu(session.target), _script_folder(self.file.folder):  # fmt: skip
+            self._play(session, way)
+        self.result.launches += len(session.launches)
+        self.result.kernels |= {launch.kernel for launch in session.launches}
+        self.say(self.result)
+        return session
+
+    def _play(self, session: Run, way: Setting) -> None:
+        case = ""
+
+        def take(name: str) -> None:
+            self.result.take(session, way, name, self.kernel)
+
+        def guarded(action: Callable[[], Any]) -> bool:
+            text, kind = _failure_of(action)
+            if text:
+                self.result.failures.append(Failure(way, case, text, kind))
+            return not text
+
+        self.say(Playing(way))
+        with _launches_told(lambda kernel: self.say(Playing(way, case, kernel))):
+            if not guarded(self.file.load):
+                return
+            for name, action in self.file.actions(take).items():
+                case = name
+                guarded(action)
+                take(case)
+                if self.is_done:
+                    return
+
+
+def _failure_of(action: Callable[[], Any]) -> tuple[str, str]:
+    """Run something; return what went wrong that is no report, and its kind; or nothing."""
+    try:
+        action()
+    except ReportError:
+        pass
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            return f"the script ends with status {stop.code}", "raised"
+    except Exception as error:
+        kind = "wrong" if isinstance(error, AssertionError) else "raised"
+        return traceback.format_exc(limit=-4), kind
+    return "", ""
 
 
 @contextlib.contextmanager
-def _script_folder(path: Path) -> Generator[None]:
-    folder = str(path.resolve().parent)
+def _script_folder(folder: str) -> Generator[None]:
     sys.path.insert(0, folder)
     try:
         yield
@@ -193,55 +373,60 @@ def _script_folder(path: Path) -> Generator[None]:
             sys.path.remove(folder)
 
 
-def check_file(
-    path: Path, ways: Sequence[Setting], *, kernel: str | None = None, timeline: Path | None = None,
-    max_steps: int = 20_000_000,
-) -> Result:  # fmt: skip
-    """Run a file once for each setting and gather the reports.
+@contextlib.contextmanager
+def _launches_told(tell: Callable[[str], None]) -> Generator[None]:
+    """Tell of each launch before its kernel is compiled: the compiler may abort the process."""
+    launch: Any = JITFunction.run
+
+    def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(self.fn.__name__)
+        return launch(self, *args, **kwargs)
+
+    with mock.patch.object(JITFunction, "run", told):
+        yield
+
+
+# ---- in a process of its own
+def _serve(
+    say: Callable[[Any], None], path: Path, ways: Sequence[Setting], options: dict[str, Any]
+) -> None:
+    faulthandler.enable()
+    check_file(path, ways, say=say, **options)
+
+
+def check_in_child(
+    path: Path, ways: Sequence[Setting], *, timeout_s: float = 600.0, **options: Any
+) -> Result:
+    """Do the same as `check_file` in a process of its own, which may abort, crash or hang.
+
+    The check ends there: `Result.failures` then tells of the death, with the kernel and setting.
 
     Args:
-        path: A script, a pytest file, or a module with a ``main()``.
+        path: The file.
         ways: How to run it.
-        kernel: Keep only reports about this kernel.
-        timeline: Write the first run's timeline here.
-        max_steps: See `emulator.run`.
+        timeout_s: Seconds that one launch may take, its compilation included.
+        **options: Those of `check_file`.
 
     Returns:
         What was found.
 
     Raises:
-        LaunchError: If there is no such file, or no kernel was launched at all.
+        LaunchError: See `check_file`.
     """
-    go = runner(path)
     result = Result()
-    for number, way in enumerate(ways):
-        keep = timeline is not None and number == 0
-        with _script_folder(path):
-            session = _run_once(go, way, result, keep, max_steps)
-        result.take(session, way, kernel)
-        if keep and timeline is not None:
-            session.timeline(timeline)
-    if not result.launches and not result.failures:
-        raise LaunchError(
-            f"emulator: {path} launched no kernel. Try: give it a main() that does, or a test."
+    playing = Playing(ways[0])
+    try:
+        for answer in answers(_serve, path, ways, options, timeout_s=timeout_s):
+            if isinstance(answer, Playing):
+                playing = answer
+            else:
+                result = answer
+    except ChildDied as death:
+        kernel = f"kernel '{playing.kernel}'" if playing.kernel else "no kernel yet"
+        case = f", case {playing.case}" if playing.case else ""
+        text = (
+            f"emulator: the process that ran {kernel} of {path} {death}, under "
+            f"{playing.setting.text()}{case}. Nothing after it was run."
         )
+        result.failures.append(Failure(playing.setting, playing.case, text, "died"))
     return result
-
-
-def _run_once(
-    go: Callable[[], None], way: Setting, result: Result, keep: bool, max_steps: int
-) -> Run:
-    with run(
-        arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level, collect=True,
-        timeline=keep, max_steps=max_steps, sms=way.sms,
-    ) as session, cuda_on_cpu(session.target):  # fmt: skip
-        try:
-            go()
-        except ReportError:
-            pass
-        except SystemExit as stop:
-            if stop.code not in (None, 0):
-                result.failures.append((way, f"the script ends with status {stop.code}"))
-        except Exception:
-            result.failures.append((way, traceback.format_exc(limit=-4)))
-    return session

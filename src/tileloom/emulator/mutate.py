@@ -1,32 +1,32 @@
-"""Do a kernel's tests have teeth? Damage one synchronisation at a time and see who notices.
+"""Damaging one synchronisation of a kernel at a time: which mutants a source has.
 
-A mutant removes or weakens one statement of the file's kernels: a wait, an arrive, an expect, a
-fence, a count, a phase, a memory order. Each is run on the emulator; a mutant that nobody
-reports, and that the file's own checks do not notice, is listed.
+A mutant removes or weakens one statement of a jitted function: a wait, an arrive, an expect, a
+fence, a count, a phase, a memory order; or lets a release stand before what it releases. A
+function of the source that does nothing but synchronise counts as a statement of its own where it
+is called. `judge` tells who notices.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 
-from tileloom.emulator.check import Setting, check_file
-from tileloom.emulator.replace import module_of, replaced
-
-_REMOVABLE = {
-    "wait", "arrive", "expect", "init", "fence_async_shared", "store_wait", "warpgroup_mma_wait",
-    "wait_group", "commit_group", "mbarrier_arrive", "arrive_each_thread", "named_barrier_sync",
-    "named_barrier_arrive", "invalidate", "debug_barrier", "thread_barrier", "barrier",
-    "fence_proxy_async",
+_WAITS = {
+    "wait", "store_wait", "warpgroup_mma_wait", "wait_group", "named_barrier_sync", "barrier",
+    "debug_barrier", "thread_barrier",
 }  # fmt: skip
+_RELEASES = {
+    "arrive", "mbarrier_arrive", "arrive_each_thread", "named_barrier_arrive", "commit_group",
+}  # fmt: skip
+_OTHERS = {"expect", "init", "invalidate", "fence_async_shared", "fence_proxy_async"}
 _WEAKER = {"store_wait", "warpgroup_mma_wait", "wait_group"}
+# What a release may release: an access before it, or a wait for one.
+_RELEASED = _WAITS | {"load", "store", "warpgroup_mma", "gather", "scatter"}
 _HARMLESS = re.compile(r"#\s*tileloom:\s*harmless\((.+)\)\s*$")
 _ORDERS = [
-    (re.compile(r'sem="(acq_rel|acquire|release)"'), 'sem="relaxed"'),
     (re.compile(r"\bld\.acquire\b"), "ld.relaxed"),
     (re.compile(r"\bst\.release\b"), "st.relaxed"),
     (re.compile(r"\b(red|atom)\.(acq_rel|acquire|release)\b"), r"\1.relaxed"),
@@ -42,6 +42,7 @@ class Mutant:
         change: What was done, in words.
         source: The line before.
         text: The whole file after.
+        function: The jitted function that it stands in.
         harmless: The reason that a comment on the line gives why nobody need notice.
     """
 
@@ -49,24 +50,13 @@ class Mutant:
     change: str
     source: str
     text: str
+    function: str
     harmless: str | None = None
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a mutant: reported, wrong result, compile error or unnoticed."""
-
-    mutant: Mutant
-    outcome: str
-    detail: str = ""
-
-    @property
-    def noticed(self) -> bool:
-        """Whether somebody noticed, or a comment says that nobody need."""
-        return self.outcome != "unnoticed" or self.mutant.harmless is not None
-
-
-def _is_kernel(node: ast.FunctionDef) -> bool:
+def _is_kernel(node: ast.AST) -> bool:
+    if not isinstance(node, ast.FunctionDef):
+        return False
     names = [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list]
     return any(name.split(".")[-1] == "jit" for name in names)
 
@@ -78,44 +68,112 @@ def _called(node: ast.AST) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-class _Source:
-    """A file's text, by line and column."""
+@dataclass(frozen=True)
+class Helpers:
+    """Functions that only synchronise: names that `mutants` treats like the library's own.
 
-    def __init__(self, text: str) -> None:
+    Attributes:
+        releases: Those that only hand something on.
+        others: Those that also wait.
+    """
+
+    releases: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> Helpers:
+        """Find them in sources.
+
+        Args:
+            texts: Python sources; those that call the helpers and those that define them.
+        """
+        functions = [
+            node for text in texts for node in ast.walk(ast.parse(text)) if _is_kernel(node)
+        ]
+        releases, others = set(_RELEASES), _WAITS | _OTHERS
+        while True:
+            before = len(releases) + len(others)
+            for function in functions:
+                assert isinstance(function, ast.FunctionDef), "a kernel is a function"
+                calls = _statements(function)
+                if calls and calls <= releases:
+                    releases.add(function.name)
+                elif calls and calls <= releases | others:
+                    others.add(function.name)
+            if len(releases) + len(others) == before:
+                return Helpers(
+                    frozenset(releases - _RELEASES), frozenset(others - _WAITS - _OTHERS)
+                )
+
+
+def _statements(function: ast.FunctionDef) -> set[str]:
+    """Names of what a function calls as statements; "" among them if it does anything else."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return {_called(node.value) if isinstance(node, ast.Expr) else "" for node in body}
+
+
+class _Source:
+    """A file's text, by line and column, and the function that is being changed."""
+
+    def __init__(self, text: str, helpers: Helpers) -> None:
         self.text = text
         self.lines = text.splitlines(keepends=True)
+        self.releases = _RELEASES | helpers.releases
+        self.removable = self.releases | _WAITS | _OTHERS | helpers.others
+        self.function = ""
         self._starts = [0]
         for line in self.lines:
-            self._starts.append(self._starts[-1] + len(line))
+            self._starts.append(self._starts[-1] + len(line.encode()))
 
-    def replaced(self, node: ast.expr | ast.stmt, new: str) -> str:
-        """Return the text with a node's source replaced."""
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         start = self._starts[node.lineno - 1] + node.col_offset
-        end = self._starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-        return self.text[:start] + new + self.text[end:]
+        return start, self._starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+
+    def segment(self, node: ast.expr | ast.stmt) -> str:
+        """Return a node's source."""
+        start, end = self._span(node)
+        return self.text.encode()[start:end].decode()
 
     def mutant(self, node: ast.expr | ast.stmt, new: str, change: str) -> Mutant:
         """Return the mutant in which a node is replaced."""
-        line = node.lineno
-        source = self.lines[line - 1]
-        harmless = _HARMLESS.search(source.rstrip())
+        start, end = self._span(node)
+        data = self.text.encode()
+        return self._mutant(
+            node.lineno, (data[:start] + new.encode() + data[end:]).decode(), change
+        )
+
+    def swapped(self, first: ast.stmt, second: ast.stmt, change: str) -> Mutant:
+        """Return the mutant in which two neighbours have changed places."""
+        (a, b), (c, d) = self._span(first), self._span(second)
+        data = self.text.encode()
+        text = data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:]
+        return self._mutant(second.lineno, text.decode(), change)
+
+    def _mutant(self, line: int, text: str, change: str) -> Mutant:
+        source = self.lines[line - 1].rstrip()
+        harmless = _HARMLESS.search(source)
         reason = harmless.group(1) if harmless else None
-        return Mutant(line, change, source.strip(), self.replaced(node, new), reason)
+        return Mutant(line, change, source.strip(), text, self.function, reason)
 
 
-def mutants(text: str) -> list[Mutant]:
+def mutants(text: str, helpers: Helpers | None = None) -> list[Mutant]:
     """Return every mutant of a file's text.
 
     Args:
         text: Python source with jitted kernels.
+        helpers: Further functions that only synchronise; those of the text itself are found.
 
     Returns:
         One for each damage to a synchronising statement, in the order of the lines.
     """
-    source = _Source(text)
+    own = Helpers.of([text])
+    if helpers is not None:
+        own = Helpers(own.releases | helpers.releases, own.others | helpers.others)
+    source = _Source(text, own)
     found: list[Mutant] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+            source.function = node.name
             found += _of_function(source, node)
     unique = {(m.line, m.change, m.text): m for m in found if _compiles(m.text)}
     return sorted(unique.values(), key=lambda m: (m.line, m.change))
@@ -131,21 +189,34 @@ def _compiles(text: str) -> bool:
 
 def _of_function(source: _Source, function: ast.FunctionDef) -> Iterator[Mutant]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Expr) and _called(node.value) in _REMOVABLE:
+        if isinstance(node, ast.Expr) and _called(node.value) in source.removable:
             yield source.mutant(node, "pass", f"removed {_called(node.value)}")
         if isinstance(node, ast.Call):
             yield from _of_call(source, node)
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and "\n" not in node.value
-        ) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from _of_string(source, node)
+        for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
+            if isinstance(body, list):
+                yield from _of_body(source, body)
+
+
+def _of_body(source: _Source, body: list[ast.stmt]) -> Iterator[Mutant]:
+    """Let a release stand before the access or wait above it."""
+    for before, node in pairwise(body):
+        if not isinstance(node, ast.Expr) or _called(node.value) not in source.releases:
+            continue
+        if not isinstance(before, (ast.Expr, ast.Assign, ast.AnnAssign)):
+            continue
+        called = [_called(n) for n in ast.walk(before)]
+        released = next((name for name in called if name in _RELEASED), None)
+        if released:
+            change = f"{_called(node.value)} before the {released} above it"
+            yield source.swapped(before, node, change)
 
 
 def _of_string(source: _Source, node: ast.Constant) -> Iterator[Mutant]:
-    original = ast.get_source_segment(source.text, node) or ""
-    for pattern, weaker in _ORDERS[1:]:
+    original = source.segment(node)
+    for pattern, weaker in _ORDERS:
         match = pattern.search(original)
         if match:
             change = f"{match.group(0)} made relaxed"
@@ -154,20 +225,17 @@ def _of_string(source: _Source, node: ast.Constant) -> Iterator[Mutant]:
 
 def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
     name = _called(node)
-    whole = ast.get_source_segment(source.text, node) or ""
     if name in _WEAKER and node.args:
-        count = ast.get_source_segment(source.text, node.args[0]) or ""
         change = f"{name} leaves one more in flight"
-        yield source.mutant(node.args[0], f"({count}) + 1", change)
+        yield source.mutant(node.args[0], f"({source.segment(node.args[0])}) + 1", change)
     if name == "wait" and len(node.args) > 1:
-        phase = ast.get_source_segment(source.text, node.args[1]) or ""
-        yield source.mutant(node.args[1], f"({phase}) ^ 1", "phase inverted")
+        yield source.mutant(node.args[1], f"({source.segment(node.args[1])}) ^ 1", "phase inverted")
     if name == "expect" and len(node.args) > 1:
-        count = ast.get_source_segment(source.text, node.args[1]) or ""
+        count = source.segment(node.args[1])
         yield source.mutant(node.args[1], f"({count}) // 2", "half the bytes expected")
     for keyword in node.keywords:
         if keyword.arg == "count" and name in ("init", "arrive"):
-            count = ast.get_source_segment(source.text, keyword.value) or ""
+            count = source.segment(keyword.value)
             yield source.mutant(keyword.value, f"({count}) + 1", f"count of {name} one higher")
         if keyword.arg == "pred":
             yield source.mutant(keyword.value, "True", "predicate removed")
@@ -175,63 +243,5 @@ def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
         if strong:
             yield source.mutant(keyword.value, '"relaxed"', "memory order made relaxed")
     if name.startswith("atomic_") and not any(k.arg == "sem" for k in node.keywords):
-        yield source.mutant(
-            node, whole[:-1].rstrip(", \n") + ', sem="relaxed")', "memory order made relaxed"
-        )
-
-
-def judge(
-    mutant: Mutant, path: Path, ways: Sequence[Setting], folder: Path, kernels: Path | None = None
-) -> Verdict:
-    """Run one mutant until somebody notices it.
-
-    Args:
-        mutant: The mutant.
-        path: The file that runs it; where `kernels` is None, the file it was made from as well.
-        ways: Settings to try in turn.
-        folder: Where to write the copy.
-        kernels: The library file it was made from, which `path` imports.
-
-    Returns:
-        What became of it.
-    """
-    source = kernels or path
-    copy = folder / f"{source.stem}_line{mutant.line}_{abs(hash(mutant.text)) % 10**8}.py"
-    if kernels is None and path.name.startswith("test_"):
-        copy = folder / f"test_{copy.name}"
-    copy.write_text(mutant.text)
-    for way in ways:
-        if kernels is None:
-            result = check_file(copy, [way], max_steps=2_000_000)
-        else:
-            with replaced(module_of(kernels), copy):
-                result = check_file(path, [way], max_steps=2_000_000)
-        if result.errors:
-            report = result.errors[0].report
-            return Verdict(mutant, "reported", f"{report.kind} at line {report.line}")
-        if result.failures:
-            trace = result.failures[0][1]
-            last = trace.strip().splitlines()[-1]
-            outcome = "compile error" if "CompilationError" in trace else "wrong result"
-            return Verdict(mutant, outcome, last[:120])
-    return Verdict(mutant, "unnoticed")
-
-
-def mutate_file(
-    path: Path, ways: Sequence[Setting], kernels: Path | None = None
-) -> Generator[Verdict]:
-    """Judge every mutant of a file.
-
-    Args:
-        path: A file that `check_file` can run.
-        ways: Settings that each mutant is tried under, in turn.
-        kernels: Mutate this file, a module that `path` imports, and not `path` itself.
-
-    Yields:
-        A verdict for each mutant.
-    """
-    if kernels is not None:
-        module_of(kernels)
-    with tempfile.TemporaryDirectory(prefix="tileloom-mutants-") as folder:
-        for mutant in mutants((kernels or path).read_text()):
-            yield judge(mutant, path, ways, Path(folder), kernels)
+        whole = source.segment(node)[:-1].rstrip(", \n")
+        yield source.mutant(node, whole + ', sem="relaxed")', "memory order made relaxed")

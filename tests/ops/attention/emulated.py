@@ -1,4 +1,6 @@
-"""A small call for each shipped attention kernel, for the emulator.
+"""A small call for each shipped attention kernel, for the emulator; and `CASES` for its mutants.
+
+    tileloom check tests/ops/attention/emulated.py --sms 2 [--mutate --kernels KERNEL_FILE]
 
 Lengths are odd unless the kernel wants even ones, a program takes several tiles, and the longest
 tile takes twice the pipeline's depth plus one steps. Keys that no query sees hold NaN.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -185,3 +188,22 @@ def constants(call: Call) -> Iterator[tuple[str, object]]:
     config: Any = call.config
     kernel: Any = kernel_triton if config.backend == "triton" else kernel_gluon_sm90_fwd
     yield from kernel.constants(problem, config).items()
+
+
+def _checked(call: Call) -> None:
+    """Run and judge a call inside a run of the emulator that is there already."""
+    inputs = call.inputs()
+    cases.check(inputs, *attention(inputs, call.config))
+
+
+# What `tileloom check` runs: every path of the Hopper kernel that synchronises.
+_FORMS = (
+    "d64-full-bf16", "d64-causal-lengths-bf16", "d128-window-lengths-bf16", "d256-ragged-bf16",
+    "d256-window-lengths-bf16",
+)  # fmt: skip
+CASES = {
+    form: partial(_checked, call)
+    for form in _FORMS
+    for call in gluon_calls()
+    if call.name == f"attention_fwd_gluon_sm90[{form}]"
+}

@@ -1,0 +1,166 @@
+"""Mutants: which a source has, who notices them, and what `tileloom check --mutate` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.emulator import support
+from tileloom.cli.main import main
+from tileloom.emulator.check import settings
+from tileloom.emulator.judge import Judge
+from tileloom.emulator.mutate import Helpers, mutants
+
+CASE = Path(support.CASES)
+WAYS = settings(["late", "random"], [0], ["ttgir"])
+ONE = ["--schedule", "late", "--level", "ttgir", "--mutate"]
+
+
+def changes_of(case):
+    return mutants((CASE / f"{case}.py").read_text())
+
+
+def test_mutants_cover_every_synchronising_statement():
+    found = changes_of("specialised_gemm")
+    assert len(found) == len({m.text for m in found})
+    changes = {m.change for m in found}
+    assert changes >= {
+        "removed wait", "removed arrive", "removed expect", "removed init",
+        "removed fence_async_shared",
+        "removed store_wait", "phase inverted", "predicate removed", "count of init one higher",
+        "count of arrive one higher", "store_wait leaves one more in flight",
+        "warpgroup_mma_wait leaves one more in flight", "half the bytes expected",
+        "arrive before the warpgroup_mma_wait above it",
+    }  # fmt: skip
+    assert {"ld.acquire made relaxed", "st.release made relaxed"} <= {
+        m.change for m in changes_of("flag_chain")
+    }
+    assert "memory order made relaxed" in {m.change for m in changes_of("split_sum")}
+    assert {m.function for m in found} == {"load_tiles", "multiply_tiles", "specialised_gemm"}
+
+
+def test_mutants_leave_the_rest_of_the_file_alone():
+    text = (CASE / "shared_exchange.py").read_text()
+    for mutant in changes_of("shared_exchange"):
+        before, after = text.splitlines(), mutant.text.splitlines()
+        differing = [i for i, (a, b) in enumerate(zip(before, after), 1) if a != b]
+        swapped = "above it" in mutant.change
+        assert differing == ([mutant.line - 1, mutant.line] if swapped else [mutant.line])
+        assert len(before) == len(after)
+
+
+HELPERS = """
+@gluon.jit
+def hand_on(bar):
+    \"\"\"Only hands on.\"\"\"
+    arrive_each_thread(bar)
+
+@gluon.jit
+def meet(bar):
+    hand_on(bar)
+    mbarrier.wait(bar, 0)
+
+@gluon.jit
+def works(bar):
+    x = 1
+    mbarrier.wait(bar, 0)
+
+def not_a_kernel(bar):
+    mbarrier.wait(bar, 0)
+"""
+CALLER = """
+@gluon.jit
+def kernel(x, bar):
+    y = x.load()  # größer: columns count bytes
+    hand_on(bar)
+    meet(bar); works(bar); not_a_kernel(bar)
+"""
+
+
+def test_helpers_that_only_synchronise_count_where_they_are_called():
+    helpers = Helpers.of([CALLER, HELPERS])
+    assert (helpers.releases, helpers.others) == ({"hand_on"}, {"meet"})
+    found = mutants(CALLER, helpers)
+    assert [(m.line, m.change) for m in found] == [
+        (5, "hand_on before the load above it"), (5, "removed hand_on"), (6, "removed meet"),
+    ]  # fmt: skip
+    assert "    pass; works(bar)" in found[2].text
+    assert "    hand_on(bar)  # größer: columns count bytes\n    y = x.load()\n" in found[0].text
+
+
+@pytest.mark.parametrize("case", ["shared_exchange", "flag_chain", "split_sum"])
+def test_every_mutant_of_a_case_is_reported(case):
+    verdicts = list(Judge(CASE / f"{case}.py", WAYS).verdicts())
+    assert len(verdicts) >= 1
+    unreported = [(v.mutant.line, v.mutant.change) for v in verdicts if v.outcome != "reported"]
+    assert unreported == []
+    assert {v.setting for v in verdicts} <= set(WAYS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "case", ["pipelined_gemm", "specialised_gemm", "copied_gemm", "named_barriers"]
+)
+def test_every_mutant_of_a_large_case_is_noticed_or_harmless(case):
+    verdicts = list(Judge(CASE / f"{case}.py", WAYS).verdicts())
+    assert [(v.mutant.line, v.mutant.change) for v in verdicts if not v.noticed] == []
+    assert sum(v.outcome == "reported" for v in verdicts) > 0.8 * len(verdicts)
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """A file that borrows its kernel from a module beside it."""
+    text = (CASE / "shared_exchange.py").read_text()
+    cut = text.index("def main(")
+    (tmp_path / "borrowed_kernels.py").write_text(text[:cut])
+    called = text[cut:].replace("shared_exchange[", "borrowed_kernels.shared_exchange[")
+    path = tmp_path / "driver.py"
+    path.write_text(f"import borrowed_kernels, torch\n{called}CASES = {{'one': main}}\n")
+    return path
+
+
+def test_mutants_of_a_module_that_the_file_imports(driver, capsys):
+    library = driver.with_name("borrowed_kernels.py")
+    assert main(["check", str(driver), *ONE, "--kernels", str(library), "--line", "14"]) == 0
+    out = capsys.readouterr().out
+    assert "borrowed_kernels.py:14  removed wait" in out
+    assert "by case one   (schedule late, level ttgir)" in out
+    assert out.strip().endswith("2 mutants, 0 that nobody notices")
+
+
+def test_kernels_that_the_file_does_not_import_are_refused(driver, capsys):
+    stray = CASE / "names.py"
+    assert main(["check", str(driver), *ONE, "--kernels", str(stray)]) == 1
+    assert "names.py is not a module that the checked file imports" in capsys.readouterr().err
+
+
+LONELY = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def lonely(x_ptr):
+    tl.atomic_add(x_ptr, 1, sem="release")MARK
+
+def main():
+    lonely[(1,)](torch.zeros(1, dtype=torch.int32))
+"""
+
+
+def test_an_unnoticed_mutant_fails_the_command_unless_it_is_marked(tmp_path, capsys):
+    path = tmp_path / "lonely.py"
+    path.write_text(LONELY.replace("MARK", ""))
+    assert main(["check", str(path), *ONE]) == 1
+    assert "UNNOTICED" in capsys.readouterr().out
+    path.write_text(LONELY.replace("MARK", "  # tileloom: harmless(nobody reads x)"))
+    assert main(["check", str(path), *ONE]) == 0
+    assert "harmless: nobody reads x" in capsys.readouterr().out
+
+
+def test_a_file_that_is_wrong_as_it_is_has_no_mutants(tmp_path, capsys):
+    path = tmp_path / "lonely.py"
+    path.write_text(LONELY.replace("MARK", "").replace("torch.zeros(1,", "torch.zeros(0,"))
+    assert main(["check", str(path), *ONE]) == 1
+    text = capsys.readouterr().err
+    assert "is not correct as it is. Try: tileloom check without --mutate." in text
+    assert "[out-of-bounds]" in text
