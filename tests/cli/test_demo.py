@@ -1,6 +1,8 @@
+import json
 import re
 import socket
 from html import escape
+from pathlib import Path
 
 import pytest
 from tests.integrations.tiny_models import save_tiny_bert
@@ -53,6 +55,7 @@ def test_the_demo_on_the_real_model(tmp_path, capsys):
     # 24 texts are 2 batches through 6 layers
     assert re.search(r"\b12\b.* reference .*12 heads of 32.*key", printed.out)
     assert "gluon_sm90" in printed.out
+    _check_the_emulated_part(printed.out, out)
     assert f"written: {out / 'report.html'}" in printed.out
     assert "12 attention calls" in printed.err
     assert "\x1b" not in printed.out + printed.err  # nobody looks on: no colours, no spinner
@@ -61,6 +64,25 @@ def test_the_demo_on_the_real_model(tmp_path, capsys):
     assert "all checks passed" in page
     assert f"<small>{escape(passage.source)}</small>" in page
     assert "tileloom on all-MiniLM-L6-v2" in page
+
+
+def _check_the_emulated_part(printed, folder):
+    rows = re.findall(r"(as shipped|one wait removed).* (\S+) .* (holds|broken) .* (\d) ", printed)
+    shipped, lucky, unlucky = rows
+    assert shipped[2:] == ("holds", "0")
+    assert float(shipped[1]) < 2e-3  # float16
+    assert lucky[1:3] == shipped[1:3]  # to the bit, as nothing was late
+    assert int(lucky[3]) >= 1
+    assert unlucky[2] == "broken"
+    assert int(unlucky[3]) >= 1
+    removed = re.search(r"wait that was removed: (\S+):(\d+)  (.*)", printed)
+    source = (Path(demo.__file__).parents[1] / "ops/attention" / removed[1]).read_text()
+    assert source.splitlines()[int(removed[2]) - 1].strip() == removed[3]
+    assert re.search(
+        r"\[race\] shared buffer ring\[0\].* is read by a wgmma while a TMA load", printed
+    )
+    events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
+    assert {"process_name", "TMA load of _producer"} <= {event["name"] for event in events}
 
 
 @pytest.fixture
@@ -83,7 +105,17 @@ def tiny_demo(tmp_path, monkeypatch):
     def run(*arguments):
         out = tmp_path / "out"
         return main(
-            ["demo", "--texts", "16", "--model", str(folder), "--out", str(out), *arguments]
+            [
+                "demo",
+                "--texts",
+                "16",
+                "--model",
+                str(folder),
+                "--out",
+                str(out),
+                "--no-emulator",
+                *arguments,
+            ]
         )
 
     run.rows, run.page = rows, tmp_path / "out" / "report.html"

@@ -8,8 +8,12 @@ from tileloom.report.findings import (
     Findings,
     Hit,
     KernelRow,
+    Played,
+    PlayedRow,
     Search,
+    Span,
     TimeRow,
+    Track,
 )
 
 
@@ -58,5 +62,27 @@ def sample():
         ],
         compiler="3.7.1",
         left_out=24,
+        played=played(),
         seconds=61.3,
+    )
+
+
+def played():
+    return Played(
+        problem="4 texts, 12 heads of 32, cast to float16",
+        plain_error=5.9e-3,
+        rows=(
+            PlayedRow("as shipped", "late", 6.7e-4, "", 0),
+            PlayedRow("one wait removed", "eager", 6.8e-4, "", 2, changed=True),
+            PlayedRow("one wait removed", "late", float("nan"), "a NaN", 3, changed=True),
+        ),
+        programs=4,
+        accesses=1504,
+        removed="kernel.py:203  mbarrier.wait(full, phase)",
+        report="[race] shared buffer <ring> is read\n    at   kernel.py:207",
+        timeline="timeline.json",
+        tracks=(
+            Track("producer", (Span(0, 2, "run", "run <here>"), Span(2, 12, "wait", "wait"))),
+            Track("copies in flight", (Span(2, 9, "load", "a"), Span(4, 14, "load", "b"))),
+        ),
     )

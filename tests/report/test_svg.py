@@ -1,6 +1,8 @@
 import xml.etree.ElementTree as ET
 
-from tileloom.report.svg import LABEL, ROW, VALUE, WIDTH, Bar, bars
+from tests.report.sample import played
+
+from tileloom.report.svg import LABEL, ROW, VALUE, WIDTH, Bar, bars, timeline
 
 
 def drawn(*rows):
@@ -33,3 +35,22 @@ def test_a_row_without_a_value_shows_its_text():
 
 def test_no_rows_give_an_empty_picture():
     assert len(drawn()) == 0
+
+
+def test_a_timeline_puts_overlapping_spans_above_each_other():
+    svg = ET.fromstring(timeline(played().tracks, "steps"))
+    rects = list(svg.iter("rect"))
+    assert [rect.get("class") for rect in rects] == ["run", "wait", "load", "load"]
+    room = WIDTH - LABEL
+    starts = [float(rect.get("x")) for rect in rects]
+    assert starts == [round(LABEL + room * start / 14, 1) for start in (0, 2, 2, 4)]
+    tops = [float(rect.get("y")) for rect in rects]
+    heights = [float(rect.get("height")) for rect in rects]
+    assert tops[0] == tops[1]
+    assert tops[3] > tops[2] + heights[2] > tops[1] + heights[1]
+    assert [title.text for title in svg.iter("title")] == ["run <here>", "wait", "a", "b"]
+    assert [text.text for text in svg.iter("text")] == ["producer", "copies in flight"]
+
+
+def test_a_timeline_of_nothing_is_an_empty_picture():
+    assert len(ET.fromstring(timeline((), "steps"))) == 0

@@ -9,7 +9,7 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,6 @@ from tileloom.errors import OptionError
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
-    from rich.table import Table
 
     from tileloom.integrations.hf_embedder import Embedder, Tokens
     from tileloom.launch.aot import CompileResult
@@ -38,6 +36,7 @@ QUERIES = (
 BATCH = 16
 JUDGED = 16
 HITS = 3
+PLAYED = 4
 
 
 def add_parser(subparsers: Any) -> None:
@@ -51,8 +50,9 @@ def add_parser(subparsers: Any) -> None:
         help="run the main job on real text: embeddings, a search, a report",
         description="Run a sentence-embedding model of transformers on the project's own text, "
         "once with eager attention and once with tileloom's, compare the embeddings, search the "
-        "text, compile the kernels, and write one page about it. Without a GPU this takes less "
-        "than two minutes. Exit status 1 if something is wrong.",
+        "text, play the Hopper kernel on the emulator, whole and damaged, compile the kernels, and "
+        "write one page about it. Without a GPU this takes less than two minutes. Exit status 1 if "
+        "something is wrong.",
     )
     add = parser.add_argument
     add("--model", type=Path, metavar="FOLDER", help="a model's folder; default: the one that "
@@ -67,6 +67,7 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="passages to embed, at least 8; default 80",
     )
+    add("--no-emulator", action="store_true", help="leave out the part on the emulator")
     add("--compile-seconds", type=float, default=45.0, metavar="S",
         help="begin no round of kernels after this time; 0 compiles none; default 45")  # fmt: skip
     parser.set_defaults(run=run)
@@ -127,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OptionError: If the model's folder or another argument cannot be used.
     """
+    from tileloom.cli.demo_text import show
     from tileloom.integrations.hf_attention import register
     from tileloom.report.backends import backend_rows
     from tileloom.report.html import write_page
@@ -146,11 +148,13 @@ def run(args: argparse.Namespace) -> int:
             job.findings.searches = _search(job, vectors[0])
         job.findings.backends = backend_rows(job.choices)
         _race(job)
+    if not args.no_emulator:
+        _play(job)
     if args.compile_seconds > 0:
         _compile(job)
     job.findings.seconds = time.perf_counter() - started
     page = write_page(job.findings, args.out)
-    _show(job.findings, page)
+    show(job.findings, page)
     return 1 if job.findings.faults else 0
 
 
@@ -321,6 +325,19 @@ def _race(job: _Job) -> None:
         say(trouble or f"{len(contests)} contests")
 
 
+def _play(job: _Job) -> None:
+    """Play the Hopper kernel on what the first attention layer gets, on the CPU in any case."""
+    from tileloom.report.played import play
+
+    with job.steps("playing the Hopper kernel on the emulator") as say:
+        tokens = job.batches[0]
+        inputs = job.embedder.use("eager").attention_inputs(tokens)
+        lengths = tokens["attention_mask"].sum(1)
+        few = [x[:PLAYED] for x in (*inputs, lengths)]
+        played = job.findings.played = play(few[0], few[1], few[2], few[3], job.args.out)
+        say(played.why_not or f"{len(played.rows)} runs of {played.programs} programs")
+
+
 def _compile(job: _Job) -> None:
     from tileloom.cli.inspect import pairs_of, shipped_specs
     from tileloom.report.compiled import compile_rows
@@ -337,108 +354,3 @@ def _compile(job: _Job) -> None:
         )
         job.findings.kernels, job.findings.compiler, job.findings.left_out = rows, version, left_out
         say(f"{len(rows)} kernels{f', {left_out} left out' if left_out else ''}")
-
-
-def _show(findings: Findings, page: Path) -> None:
-    from rich.markup import escape
-
-    out = console()
-    for agreement in findings.agreements:
-        out.print(f"\n[bold]Embeddings in {agreement.dtype}[/]")
-        out.print(
-            f"  tileloom against eager attention: largest difference {agreement.max_abs_error:.1e},"
-            f" smallest cosine {agreement.min_cosine:.7f} ({agreement.texts} texts, "
-            f"{agreement.padded:.0%} of the tokens padding)\n"
-            f"  against float64: tileloom {agreement.own_error:.1e}, eager "
-            f"{agreement.eager_error:.1e}; with padding seen it would be off by "
-            f"{agreement.unmasked_error:.1e}",
-            soft_wrap=True,
-        )
-        verdict = (
-            f"[red]broken[/]: {escape(agreement.rule)}" if agreement.rule else "[green]holds[/]"
-        )
-        out.print(f"  accuracy rule ({agreement.judged} texts): {verdict}", soft_wrap=True)
-    _show_searches(findings, out)
-    out.print("\n[bold]Which backend ran, and why[/]")
-    out.print(_backend_table(findings))
-    for table in _contest_tables(findings):
-        out.print(table)
-    if findings.kernels:
-        out.print(_kernel_table(findings))
-    for fault in findings.faults:
-        out.print(f"[red]fault:[/] {escape(fault)}", soft_wrap=True)
-    out.print(f"\nwritten: {page} ({findings.seconds:.0f} s in all)", markup=False, soft_wrap=True)
-
-
-def _show_searches(findings: Findings, out: Console) -> None:
-    out.print("\n[bold]A small search[/]")
-    for search in findings.searches:
-        out.print(f"  {search.query}", style="cyan", markup=False, soft_wrap=True)
-        for hit in search.hits:
-            words = hit.text if len(hit.text) < 110 else f"{hit.text[:107]}..."
-            out.print(f"    {hit.score:.3f}  {hit.source}: {words}", markup=False, soft_wrap=True)
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    """Make a table; a column whose name starts with ``>`` is right-aligned."""
-    from rich.table import Table
-
-    made = Table(title=title, title_justify="left", title_style="bold")
-    for column in columns:
-        right = column.startswith(">")
-        made.add_column(
-            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=right
-        )
-    return made
-
-
-def _backend_table(findings: Findings) -> Table:
-    from rich.markup import escape
-
-    made = _table(">calls", "backend", "problem", "why", "on an H100, in float16")
-    for row in findings.backends:
-        cells = (str(row.calls), row.backend, row.problem, "\n".join(row.why), row.elsewhere)
-        made.add_row(*map(escape, cells))
-    return made
-
-
-def _contest_tables(findings: Findings) -> Sequence[Table]:
-    from rich.markup import escape
-
-    tables: list[Table] = []
-    for contest in findings.contests:
-        made = _table(
-            "who", ">median", ">tileloom is faster by", "remark", title=escape(contest.title)
-        )
-        for row in contest.rows:
-            median = row.status if row.median_us is None else f"{row.median_us:,.1f} us"
-            ratio = ""
-            if row.speedup is not None:
-                ratio = f"{row.speedup:.2f} x [{row.speedup_low:.2f}, {row.speedup_high:.2f}]"
-            made.add_row(*map(escape, (row.name, median, ratio, row.note)))
-        tables.append(made)
-    return tables
-
-
-def _kernel_table(findings: Findings) -> Table:
-    from rich.markup import escape
-
-    title = f"The kernels, compiled by Triton {findings.compiler}" + (
-        f"; {findings.left_out} left out (see tileloom inspect)" if findings.left_out else ""
-    )
-    made = _table("kernel", "arch", ">registers", ">spills", ">shared", ">stages", ">blocks/SM",
-                  ">compile", "faults", title=title)  # fmt: skip
-    for row in findings.kernels:
-        numbers = ["-"] * 6
-        if row.registers is not None and row.shared_bytes is not None:
-            numbers = [
-                str(row.registers),
-                f"{row.spill_bytes} B",
-                f"{row.shared_bytes / 1024:.1f} KiB",
-                "-" if row.stages is None else str(row.stages),
-                str(row.blocks_per_sm),
-                "cached" if row.compile_s is None else f"{row.compile_s:.1f} s",
-            ]
-        faults = "; ".join(row.faults) or "none"
-        made.add_row(escape(row.name), row.arch, *numbers, escape(faults))
-    return made

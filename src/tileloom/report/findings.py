@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+WHEN = {"late": "as late as they may", "eager": "at once"}
+"""When copies and matrix multiplications complete, by the emulator's name of the schedule."""
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -128,6 +131,96 @@ class Contest:
     rows: tuple[TimeRow, ...]
 
 
+@dataclass(frozen=True)
+class Span:
+    """What a track does from one step of the emulator to another.
+
+    Attributes:
+        start: First step.
+        end: The step after the last.
+        kind: ``"run"``, ``"wait"``, ``"load"``, ``"store"`` or ``"wgmma"``.
+        text: What exactly, with the source line.
+    """
+
+    start: int
+    end: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Track:
+    """A line of a timeline: a partition of the kernel, or what is in flight; spans may overlap."""
+
+    name: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class PlayedRow:
+    """One run of the Hopper kernel on the emulator.
+
+    Attributes:
+        kernel: ``"as shipped"``, or what was changed.
+        schedule: When asynchronous operations complete.
+        max_error: Largest difference from float64.
+        rule: What the accuracy rule says; empty if it holds.
+        reports: Number of errors that the emulator reports.
+        changed: Whether the kernel was damaged on purpose.
+    """
+
+    kernel: str
+    schedule: str
+    max_error: float
+    rule: str
+    reports: int
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Played:
+    """The Hopper kernel played on the emulator, as shipped and with one wait removed.
+
+    Attributes:
+        problem: What was computed, and in which precision.
+        why_not: Why nothing was played; the rest is empty then.
+        plain_error: Largest difference of the plain formula in the kernel's precision from float64:
+            the measure of the rule.
+        rows: The runs.
+        programs: Programs of the grid.
+        accesses: Memory accesses that were checked in the first run.
+        removed: The statement that was removed, with file and line.
+        report: The emulator's first report about its absence.
+        timeline: Name of the trace's file, beside the page.
+        tracks: The beginning of that timeline, of one program.
+    """
+
+    problem: str
+    why_not: str = ""
+    plain_error: float = 0.0
+    rows: tuple[PlayedRow, ...] = ()
+    programs: int = 0
+    accesses: int = 0
+    removed: str = ""
+    report: str = ""
+    timeline: str = ""
+    tracks: tuple[Track, ...] = ()
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong: a report about the kernel as shipped, or none about the damaged one."""
+        found: list[str] = []
+        for row in self.rows:
+            name = f"the Hopper kernel {row.kernel}, emulated ({row.schedule})"
+            if row.changed and not row.reports:
+                found.append(f"{name}: nobody noticed")
+            if not row.changed and row.reports:
+                found.append(f"{name}: {row.reports} reports")
+            if not row.changed and row.rule:
+                found.append(f"{name}: {row.rule}")
+        return found
+
+
 @dataclass
 class Findings:
     """Everything that the page shows; the demo fills it from top to bottom."""
@@ -145,6 +238,7 @@ class Findings:
     kernels: list[KernelRow] = field(default_factory=list[KernelRow])
     compiler: str = ""
     left_out: int = 0
+    played: Played | None = None
     seconds: float = 0.0
 
     @property
@@ -158,4 +252,4 @@ class Findings:
             for row in contest.rows
             if row.status != "ok" and row.name.startswith("tileloom")
         ]
-        return found
+        return found + (self.played.faults if self.played is not None else [])

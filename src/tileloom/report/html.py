@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-from tileloom.report.findings import Contest, Findings
-from tileloom.report.svg import Bar, bars
+from tileloom.report.findings import WHEN, Contest, Findings
+from tileloom.report.svg import Bar, bars, timeline
 
 
 def render(findings: Findings) -> str:
@@ -29,14 +30,17 @@ def render(findings: Findings) -> str:
     )
     environment.filters["sci"] = sci
     environment.filters["kib"] = kib
+    played = findings.played
     return environment.get_template("demo.html.j2").render(
         f=findings,
+        when=WHEN,
+        picture=_safe(timeline(played.tracks, "The first steps of one program") if played else ""),
         contest_bars=[_safe(contest_bars(contest)) for contest in findings.contests],
     )
 
 
 def _safe(svg: str) -> object:
-    """Mark an SVG of ours as HTML; `svg.bars` has escaped the texts in it."""
+    """Mark an SVG of ours as HTML; `svg` has escaped the texts in it."""
     import markupsafe
 
     return markupsafe.Markup(svg)
@@ -48,8 +52,8 @@ def kib(size: int) -> str:
 
 
 def sci(value: float) -> str:
-    """Write a small number: ``"1.9e-07"``, and plainly ``"0"``."""
-    return "0" if value == 0 else f"{value:.1e}"
+    """Write a small number: ``"1.9e-07"``, and plainly ``"0"`` or ``"NaN"``."""
+    return "NaN" if math.isnan(value) else "0" if value == 0 else f"{value:.1e}"
 
 
 def contest_bars(contest: Contest) -> str:

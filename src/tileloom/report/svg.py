@@ -1,10 +1,12 @@
-"""Horizontal bars as inline SVG. Their colours come from the CSS of the page around them."""
+"""Bars and timelines as inline SVG. Their colours come from the CSS of the page around them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
+
+from tileloom.report.findings import Span, Track
 
 WIDTH = 720
 ROW = 26
@@ -61,6 +63,53 @@ def bars(rows: Sequence[Bar], title: str) -> str:
     return _svg(WIDTH, len(rows) * ROW, title, parts)
 
 
+def timeline(tracks: Sequence[Track], title: str) -> str:
+    """Draw what runs, waits and is in flight, one line of bars a track; time runs to the right.
+
+    Args:
+        tracks: The tracks; spans that overlap stand above each other.
+        title: What a screen reader says.
+
+    Returns:
+        An `svg` element. It uses the CSS classes of the spans' kinds, `rule` and `label`; a span's
+        text appears under the mouse.
+    """
+    ends = [span.end for track in tracks for span in track.spans]
+    most = max(ends, default=1)
+    room = WIDTH - LABEL
+    parts: list[str] = []
+    y = 0.0
+    for track in tracks:
+        lanes = _lanes(track.spans)
+        height = ROW - 10 if len(lanes) < 2 else max(6.0, (ROW - 10) / len(lanes))
+        bottom = y + max(ROW, len(lanes) * height + 10)
+        parts.append(f'<path class="rule" d="M0 {bottom:.1f}H{WIDTH}"/>')
+        parts.append(_text(LABEL - 10, (y + bottom) / 2, track.name, "label", "end"))
+        for i, lane in enumerate(lanes):
+            for span in lane:
+                x = LABEL + room * span.start / most
+                width = max(room * (span.end - span.start) / most - 0.5, 1.0)
+                parts.append(
+                    f'<rect class={quoteattr(span.kind)} x="{x:.1f}" y="{y + 5 + i * height:.1f}" '
+                    f'width="{width:.1f}" height="{height - 1:.1f}">'
+                    f"<title>{escape(span.text)}</title></rect>"
+                )
+        y = bottom
+    return _svg(WIDTH, y, title, parts)
+
+
+def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    """Share spans out to as few lines as hold them without overlap."""
+    lanes: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        free = next((lane for lane in lanes if lane[-1].end <= span.start), None)
+        if free is None:
+            lanes.append([span])
+        else:
+            free.append(span)
+    return lanes
+
+
 def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" '
@@ -70,6 +119,6 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
 
 def _svg(width: float, height: float, title: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}>'
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label={quoteattr(title)}>'
         f"{''.join(parts)}</svg>"
     )
