@@ -5,7 +5,7 @@ An operator adds a rule, `(problem, target) -> TritonConfig`, and its own reason
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -172,6 +172,7 @@ def choose(
     target: Target,
     config: RowConfig | None,
     rule: Callable[[Problem, Target], TritonConfig],
+    own: Callable[[Problem, TritonConfig, Target], Sequence[str]] = lambda *_: (),
 ) -> Choice:
     """Choose backend and config: an explicit config, else the kernels, else the reference.
 
@@ -181,6 +182,7 @@ def choose(
         target: Where.
         config: Forces its backend; tiles that it leaves open come from the rule.
         rule: The tiles for a problem where the kernels run.
+        own: Reasons of the operator's own against a config.
 
     Returns:
         The decision with its source, and the reasons of the kernels if they refused.
@@ -189,9 +191,10 @@ def choose(
         ConfigError: If an explicit config cannot run the problem.
     """
     if config is not None:
+        reasons: tuple[str, ...] = ()
         if isinstance(config, TritonConfig):
             config = config.filled(rule(problem, target))
-        reasons = config.reasons_against(problem, target)
+            reasons = config.reasons_against(problem, target) or (*own(problem, config, target),)
         if reasons:
             raise ConfigError(
                 f"{op}: config={config} cannot run this problem:\n"
@@ -202,7 +205,7 @@ def choose(
     if target.kind == "cpu":
         return Choice(op, "reference", ReferenceConfig(), "rule", {}, problem)
     best = rule(problem, target)
-    reasons = best.reasons_against(problem, target)
+    reasons = best.reasons_against(problem, target) or (*own(problem, best, target),)
     if not reasons:
         return Choice(op, best.backend, best, "rule", {}, problem)
     return Choice(op, "reference", ReferenceConfig(), "rule", {best.backend: reasons}, problem)

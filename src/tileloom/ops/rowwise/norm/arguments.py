@@ -9,14 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from tileloom.ops.rowwise.config import Tile
-from tileloom.ops.rowwise.norm.config import padded
+from tileloom.ops.rowwise.norm.config import HELD, padded
 from tileloom.ops.rowwise.norm.problem import NormProblem
 
 # Bytes of rows that the two kernels of the long form take at a time, so that the second finds in L2
 # what the first has read: half of an H100's.
 _L2_BYTES = 24 * 2**20
-# The largest tile beside which the backward keeps the weight in registers.
-_HELD = 8192
 # Shares that `norm_vectors_kernel` adds up side by side, and its columns.
 _SHARES, _COLUMNS = 16, 64
 
@@ -97,7 +95,7 @@ def backward(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -
     return min(-(-rows.count // tile.rows), sms * tile.per_sm), (
         rows.count, *_sizes(problem), *_backward_strides(problem), weight_d,
         tile.rows, tile.block, _is_even(problem, tile), *_form(problem),
-        problem.has_weight, problem.has_bias, tile.block * tile.rows <= _HELD, tile.stages,
+        problem.has_weight, problem.has_bias, tile.block * tile.rows <= HELD, tile.stages,
     )  # fmt: skip
 
 

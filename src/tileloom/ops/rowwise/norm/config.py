@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise import config as shared
 from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig
@@ -13,6 +15,8 @@ from tileloom.target import Target
 _WHOLE_FORWARD = 32768
 _WHOLE_BACKWARD = 16384
 _WHOLE_BACKWARD_CENTRED = 8192
+# The largest tile beside which the backward keeps the weight in registers.
+HELD = 8192
 
 
 def padded(width: int) -> int:
@@ -20,9 +24,15 @@ def padded(width: int) -> int:
     return max(16, 1 << max(width - 1, 0).bit_length())
 
 
+def smem_bytes(problem: NormProblem, tile: Tile) -> int:
+    """Shared memory that the backward's pipeline takes, in bytes."""
+    row = problem.dtype.itemsize * (3 if problem.has_residual else 2)
+    weight = 4 if tile.block * tile.rows > HELD else 0
+    return (tile.stages - 1) * tile.block * tile.rows * (row + weight) + 4096
+
+
 def rule(problem: NormProblem, target: Target) -> TritonConfig:
     """Give the tiles for a problem."""
-    del target
     width = padded(problem.rows.width)
     rows = max(1, 2048 // width)
     if width > _WHOLE_FORWARD:
@@ -34,9 +44,21 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
     else:
         warps = max(1, min(32, width * rows // 512))
         backward = Tile(width, rows, warps, max(1, 16 // warps), 2)
+        if smem_bytes(problem, backward) > target.smem:
+            backward = replace(backward, stages=1)
     return TritonConfig(forward, backward)
+
+
+def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> list[str]:
+    tile = config.backward
+    if tile is None or smem_bytes(problem, tile) <= target.smem:
+        return []
+    return [
+        f"backward.stages is {tile.stages}, which needs {smem_bytes(problem, tile)} bytes of "
+        f"shared memory, and {target.name} has {target.smem}"
+    ]
 
 
 def choose(op: str, problem: NormProblem, target: Target, config: RowConfig | None) -> Choice:
     """Choose backend and tiles; see `tileloom.ops.rowwise.config.choose`."""
-    return shared.choose(op, problem, target, config, rule)
+    return shared.choose(op, problem, target, config, rule, _own_reasons)

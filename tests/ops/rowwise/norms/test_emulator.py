@@ -1,0 +1,143 @@
+"""The kernels of both norms on the emulator: right by the accuracy rule, no race, no misuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.ops.rowwise.norms import cases
+from tests.ops.rowwise.norms.cases import LONG, NormCase
+
+from tileloom import emulator
+from tileloom.ops import record_choices
+from tileloom.testing import poisoned_memory
+
+RUNS = [("eager", 0), ("random", 1), ("random", 2)]
+
+
+def judged(case: NormCase, schedule: str, seed: int) -> dict[str, torch.Tensor]:
+    inputs = case.inputs()
+    with (
+        emulator.run(schedule=schedule, level="machine", seed=seed, sms=2) as run,
+        poisoned_memory(),
+        record_choices() as made,
+    ):
+        results = cases.run(inputs)
+    assert [choice.backend for choice in made] == ["triton"] * 2
+    assert [launch.kernel for launch in run.launches] == _kernels(case)
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    cases.check(inputs, results)
+    return results
+
+
+def _kernels(case: NormCase) -> list[str]:
+    names = ["norm_fwd", "norm_bwd"]
+    if case.config is LONG:
+        names = ["norm_stats", "norm_apply", "norm_bwd_stats", "norm_bwd_apply"]
+    if {"weight", "bias"} & set(case.has):
+        names.append("norm_vectors")
+    return [f"{name}_kernel" for name in names]
+
+
+@pytest.mark.parametrize("case", cases.WHOLE + cases.LONG_ROWS, ids=lambda case: case.id)
+def test_kernels(case):
+    judged(case, "late", 0)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
+@pytest.mark.parametrize(
+    "case", [cases.WHOLE[3], cases.WHOLE[8], cases.LONG_ROWS[2]], ids=lambda case: case.id
+)
+def test_other_schedules(case, schedule, seed):
+    judged(case, schedule, seed)
+
+
+@pytest.mark.parametrize("width", [1, 7, 16])
+@pytest.mark.parametrize("op", ["rms", "layer"])
+def test_narrow_rows(op, width):
+    # The gradient of a layer norm of one element is 0, which no rule can judge.
+    case = NormCase(op, (40, width), cases.FP32, ("weight",))
+    inputs = case.inputs()
+    with emulator.run(sms=2):
+        results = cases.run(inputs)
+    if width > 1:
+        cases.check(inputs, results)
+        return
+    expected = cases.answer(inputs, cases.FP32)
+    for name, actual in results.items():
+        torch.testing.assert_close(actual, expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_long_rows_few_at_a_time_give_the_same(monkeypatch):
+    """As where the rows do not fit into L2 together: shares are carried from launch to launch."""
+    case = NormCase(
+        "layer", (7, 150), cases.FP32, ("weight", "bias", "residual"), config=cases.LONG
+    )
+    whole = judged(case, "late", 0)
+    monkeypatch.setattr("tileloom.ops.rowwise.norm.arguments._L2_BYTES", 2 * 2 * 150 * 4)
+    inputs = case.inputs()
+    with emulator.run(sms=2) as run:
+        few = cases.run(inputs)
+    assert len(run.launches) == 4 * 4 + 1
+    cases.check(inputs, few)
+    for name in ("out", "stream", "dx"):
+        assert torch.equal(few[name], whole[name]), name
+
+
+@pytest.mark.parametrize("config", [None, LONG], ids=["whole", "long"])
+@pytest.mark.parametrize("op", ["rms", "layer"])
+def test_a_nan_spoils_its_row_only(op, config):
+    inputs = NormCase(op, (3, 100), config=config).inputs()
+    inputs.tensors["x"][1, 70] = float("nan")
+    with emulator.run(sms=2):
+        results = cases.run(inputs)
+    for name in ("out", "dx"):
+        assert results[name].isnan().any(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
+@pytest.mark.parametrize("op", ["rms", "layer"])
+def test_empty(op, shape):
+    inputs = NormCase(op, shape, has=("weight", "residual")).inputs()
+    with emulator.run() as run:
+        results = cases.run(inputs)
+    assert results["out"].shape == results["dx"].shape == shape
+    assert results["dweight"].tolist() == [0.0] * shape[-1]
+    assert not run.launches
+
+
+@pytest.mark.parametrize("config", [None, LONG], ids=["whole", "long"])
+@pytest.mark.parametrize("wanted", ["x", "weight", "residual", "stream"])
+def test_one_gradient_alone(wanted, config):
+    """Only x, only the weight, only the residual; or only the stream is used."""
+    case = NormCase("rms", (5, 72), cases.FP32, ("weight", "residual"), config=config)
+    inputs = case.inputs()
+    leaves = dict(inputs.tensors)
+    name = "x" if wanted == "stream" else wanted
+    leaves[name] = leaves[name].detach().requires_grad_()
+    x = leaves.pop("x")
+    with emulator.run(sms=2):
+        outs = cases.FUNCTIONS["rms"][0](x, **leaves, config=config)
+        which = 1 if wanted == "stream" else 0
+        leaf = x if name == "x" else leaves[name]
+        (grad,) = torch.autograd.grad(outs[which], leaf, inputs.grads[which])
+    if wanted == "stream":
+        assert torch.equal(grad, inputs.grads[1])
+        return
+    own = replace(inputs, grads=[inputs.grads[0], torch.zeros_like(inputs.grads[1])])
+    expected = [cases.answer(own, dtype)[f"d{name}"] for dtype in (torch.float64, cases.FP32)]
+    cases.assert_accurate(grad, *expected, name=name)
+
+
+@pytest.mark.parametrize("dout", [torch.arange(72.0).expand(4, 72), torch.randn(72, 4).t()])
+def test_a_gradient_and_a_weight_of_any_strides_are_read_in_place(dout):
+    inputs = NormCase("layer", (4, 72), cases.FP32, ("weight", "bias")).inputs()
+    inputs.grads[0] = dout
+    wide = torch.zeros(72, 3)
+    for name in ("weight", "bias"):
+        wide[:, 1] = inputs.tensors[name]
+        inputs.tensors[name] = wide.clone()[:, 1]
+    with emulator.run(sms=2):
+        results = cases.run(inputs)
+    cases.check(inputs, results)
