@@ -69,6 +69,8 @@ class Tile:
         per_sm: Programs for each multiprocessor, of kernels whose programs walk over many rows.
         stages: Depth of the pipeline of such a walk: 1 loads a tile when it is needed, more copy
             the next ones into shared memory ahead.
+        split: Where the block does not cover a row: whether it takes a program for each block,
+            which meet (`pieces_split`), instead of one that walks. Softmax has it.
     """
 
     block: int
@@ -76,6 +78,7 @@ class Tile:
     num_warps: int = 4
     per_sm: int = 1
     stages: int = 1
+    split: bool = False
 
     def faults(self, name: str) -> list[str]:
         """What is wrong with the tile itself; `name` is what the config calls it."""
@@ -94,7 +97,8 @@ class Tile:
 
     def encode(self) -> str:
         """Return the tile as text."""
-        return f"{self.block},{self.rows},{self.num_warps},{self.per_sm},{self.stages}"
+        fields = (self.block, self.rows, self.num_warps, self.per_sm, self.stages, int(self.split))
+        return ",".join(map(str, fields))
 
 
 @dataclass(frozen=True)
@@ -153,11 +157,17 @@ def decode(text: str) -> RowConfig | None:
     """Read a config from the text that the operators' schemas carry; "" means: choose."""
     backend, _, rest = text.partition(":")
     if backend == "triton":
-        tiles = [Tile(*(int(f) for f in t.split(","))) if t else None for t in rest.split("/")]
-        return TritonConfig(*tiles)
+        return TritonConfig(*(_decode_tile(tile) for tile in rest.split("/")))
     if backend in ("reference", ""):
         return ReferenceConfig() if backend else None
     raise OptionError(f"config {text!r} names no backend; it must be 'triton:...' or 'reference'.")
+
+
+def _decode_tile(text: str) -> Tile | None:
+    if not text:
+        return None
+    *fields, split = (int(field) for field in text.split(","))
+    return Tile(*fields, split=split == 1)
 
 
 def announce(choice: Choice, problem: RowProblem) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 NAN, INF = float("nan"), float("inf")
 # Makes the looped kernels run on rows of a few hundred elements.
 WALK = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1))
+# Makes several programs share a row of a few hundred elements.
+SPLIT = TritonConfig(Tile(64, 1, 1, split=True), Tile(64, 1, 1, split=True))
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,4 @@ WALKED = [
     SoftmaxCase("walked-mask", (2, 2, 200), FP16, mask=(2, 1, 200), spoil=True, config=WALK),
     SoftmaxCase("walked-strided", (5, 130), FP32, "last_strided", mask=(1, 130), config=WALK),
 ]
+SHARED = [replace(case, name=case.name.replace("walked", "split"), config=SPLIT) for case in WALKED]

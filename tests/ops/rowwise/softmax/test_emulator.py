@@ -17,7 +17,7 @@ RUNS = [("eager", 0), ("random", 1), ("random", 2)]
 def judged(case: SoftmaxCase, schedule: str, seed: int, level: str = "machine") -> None:
     inputs = case.inputs()
     with (
-        emulator.run(schedule=schedule, level=level, seed=seed, sms=4) as run,
+        emulator.run(schedule=schedule, level=level, seed=seed, sms=8) as run,
         poisoned_memory(),
         record_choices() as made,
     ):
@@ -29,23 +29,27 @@ def judged(case: SoftmaxCase, schedule: str, seed: int, level: str = "machine") 
 
 
 def _kernels(case: SoftmaxCase) -> list[str]:
-    walk = "_walk" if case.config is cases.WALK else ""
-    return [f"softmax_{direction}{walk}_kernel" for direction in ("fwd", "bwd")]
+    form = {cases.WALK: "_walk", cases.SPLIT: "_split", None: ""}[case.config]
+    return [f"softmax_{direction}{form}_kernel" for direction in ("fwd", "bwd")]
 
 
-@pytest.mark.parametrize("case", cases.WHOLE + cases.WALKED, ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", cases.WHOLE + cases.WALKED + cases.SHARED, ids=lambda case: case.id
+)
 def test_kernels(case):
     judged(case, "late", 0)
 
 
 @pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
-@pytest.mark.parametrize("case", [cases.WHOLE[2], cases.WALKED[2]], ids=lambda case: case.id)
+@pytest.mark.parametrize(
+    "case", [cases.WHOLE[2], cases.WALKED[2], *cases.SHARED[:3]], ids=lambda case: case.id
+)
 def test_other_schedules(case, schedule, seed):
     judged(case, schedule, seed)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("config", [None, cases.WALK], ids=["whole", "walked"])
+@pytest.mark.parametrize("config", [None, cases.WALK, cases.SPLIT], ids=["whole", "walk", "split"])
 def test_a_visible_nan_or_infinity_spoils_its_row_only(value, config):
     x = torch.randn(3, 100)
     x[1, 70] = value

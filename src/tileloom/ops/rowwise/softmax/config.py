@@ -10,23 +10,49 @@ from tileloom.target import Target
 
 
 def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
-    """Give the tiles for a problem: whole rows in registers while they fit, else walked."""
-    del target
+    """Give the tiles for a problem: whole rows in registers while they fit, else shared rows."""
     whole = max(16, 1 << max(problem.rows.width - 1, 0).bit_length())
-    return TritonConfig(
-        forward=_tile(whole, most=32768, walked=Tile(8192, 1, 8), elements=32),
-        backward=_tile(whole, most=16384, walked=Tile(4096, 1, 8), elements=16),
-    )
+    forward = _whole(whole, elements=32) if whole <= 32768 else Tile(8192, 1, 8, split=True)
+    backward = _whole(whole, elements=16) if whole <= 16384 else Tile(4096, 1, 8, split=True)
+    return TritonConfig(_allowed(problem, target, forward), _allowed(problem, target, backward))
 
 
-def _tile(whole: int, *, most: int, walked: Tile, elements: int) -> Tile:
-    """A tile of whole rows with so many elements a thread, or `walked` if a row exceeds `most`."""
-    if whole > most:
-        return walked
+def _whole(whole: int, *, elements: int) -> Tile:
+    """A tile of whole rows with so many elements a thread."""
     rows = max(1, 1024 // whole)
     return Tile(whole, rows, max(1, min(32, whole * rows // (32 * elements))))
 
 
+def _allowed(problem: SoftmaxProblem, target: Target, tile: Tile) -> Tile:
+    """The tile itself, or where its programs may not meet one that walks."""
+    if not split_reasons(problem, TritonConfig(tile), target):
+        return tile
+    return Tile(tile.block, 1, tile.num_warps)
+
+
+def parts_of(width: int, tile: Tile) -> int:
+    """How many programs share a row."""
+    return -(-width // tile.block)
+
+
+def split_reasons(problem: SoftmaxProblem, config: TritonConfig, target: Target) -> tuple[str, ...]:
+    """Why the programs of the config's tiles may not meet; see `pieces_split` for the first."""
+    why: list[str] = []
+    for name, tile in (("forward", config.forward), ("backward", config.backward)):
+        if tile is None or not tile.split or tile.block >= problem.rows.width:
+            continue
+        parts = parts_of(problem.rows.width, tile)
+        if 2 * parts > target.sms:
+            why.append(
+                f"{name}.split lets {parts} programs wait for each other, more than half of the "
+                f"{target.sms} multiprocessors of {target.name}"
+            )
+        programs = parts * problem.rows.count
+        if programs > 2**31 - 1:
+            why.append(f"{name}.split takes {programs} programs, more than 2^31 - 1")
+    return tuple(why)
+
+
 def choose(problem: SoftmaxProblem, target: Target, config: RowConfig | None = None) -> Choice:
     """Choose backend and tiles; see `tileloom.ops.rowwise.config.choose`."""
-    return shared.choose("softmax", problem, target, config, softmax_rule)
+    return shared.choose("softmax", problem, target, config, softmax_rule, split_reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from tileloom.ops.rowwise.softmax.problem import (
 )
 from tileloom.ops.rowwise.specs import row_spec
 from tileloom.target import H100
+
+if TYPE_CHECKING:
+    from tileloom.ops.rowwise.softmax.plans import Step
 
 PROVED_32BIT: Mapping[str, str] = {}
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
@@ -49,7 +53,7 @@ def _forward(name: str, problem: SoftmaxProblem, dtype: torch.dtype) -> KernelSp
     assert tile is not None
     step = forward_step(problem, tile)
     short = _SHORT[dtype]
-    tensors = (f"*{short}", "*u8" if problem.has_mask else None, f"*{short}")
+    tensors = (f"*{short}", "*u8" if problem.has_mask else None, f"*{short}", *_workspace(step))
     title = f"softmax_fwd_triton[{name}-{short}]"
     return row_spec(title, step.kernel, tensors, step.fixed, tile.num_warps)
 
@@ -61,5 +65,10 @@ def _backward(name: str, problem: SoftmaxProblem, dtype: torch.dtype) -> KernelS
     assert tile is not None
     step = backward_step(problem, tile)
     short = _SHORT[dtype]
+    tensors = (*(f"*{short}",) * 3, *_workspace(step))
     title = f"softmax_bwd_triton[{name}-{short}]"
-    return row_spec(title, step.kernel, (f"*{short}",) * 3, step.fixed, tile.num_warps)
+    return row_spec(title, step.kernel, tensors, step.fixed, tile.num_warps)
+
+
+def _workspace(step: Step) -> tuple[str, ...]:
+    return ("*i32", "*fp32") if step.counters else ()

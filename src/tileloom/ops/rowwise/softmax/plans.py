@@ -11,7 +11,7 @@ import torch
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
 from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
-from tileloom.ops.rowwise.softmax.config import choose
+from tileloom.ops.rowwise.softmax.config import choose, parts_of
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
     backward_problem,
@@ -87,16 +87,41 @@ def _reference_backward(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: the kernel, its programs, and the arguments after its three tensors."""
+    """One launch.
+
+    Attributes:
+        kernel: The kernel.
+        programs: How many.
+        fixed: Its arguments after the tensors and, if it has one, the workspace.
+        counters: int32 entries of the workspace that are 0 at the launch; 0 for no workspace.
+        partials: float32 entries of the workspace.
+    """
 
     kernel: Any
     programs: int
     fixed: tuple[Any, ...]
+    counters: int = 0
+    partials: int = 0
+
+    def launch(self, tile: Tile) -> Callable[..., None]:
+        """Make it ready to be launched on its tensors, on the current device."""
+        go = Launch(self.kernel, self.programs, tile.num_warps, self.fixed)
+        if not self.counters:
+            return go
+
+        def launch_with_workspace(*tensors: torch.Tensor | None) -> None:
+            like = tensors[-1]
+            assert like is not None, "the result"
+            counters = torch.zeros(self.counters, dtype=torch.int32, device=like.device)
+            partials = torch.empty(self.partials, dtype=torch.float32, device=like.device)
+            go(*tensors, counters, partials)
+
+        return launch_with_workspace
 
 
 def forward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
     """Make the launch of a forward call; its tensors are x, the mask as uint8 or None, and y."""
-    from tileloom.ops.rowwise.softmax import kernel_triton as kernels
+    from tileloom.ops.rowwise.softmax import kernel_triton, kernel_triton_split
 
     rows = problem.rows
     mask_vector = rows.loose_vector(0, _MASK_VECTOR) if problem.has_mask else 0
@@ -104,38 +129,50 @@ def forward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
         *(*rows.stride_arguments(0), *rows.stride_arguments(1)),
         *rows.loose_arguments(0, mask_vector),
     )
-    form = (rows.groups, rows.vector, mask_vector)
-    return _step(
-        problem, tile, kernels.softmax_fwd_kernel, kernels.softmax_fwd_walk_kernel, strides, form
+    kernels = (
+        kernel_triton.softmax_fwd_kernel,
+        kernel_triton.softmax_fwd_walk_kernel,
+        kernel_triton_split.softmax_fwd_split_kernel,
     )
+    return _step(problem, tile, kernels, strides, (rows.groups, rows.vector, mask_vector), 2)
 
 
 def backward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
     """Make the launch of a backward call; its tensors are y, dy and dx."""
-    from tileloom.ops.rowwise.softmax import kernel_triton as kernels
+    from tileloom.ops.rowwise.softmax import kernel_triton, kernel_triton_split
 
     rows = problem.rows
     strides = tuple(s for tensor in range(3) for s in rows.stride_arguments(tensor))
-    form = (rows.groups, rows.vector)
-    return _step(
-        problem, tile, kernels.softmax_bwd_kernel, kernels.softmax_bwd_walk_kernel, strides, form
+    kernels = (
+        kernel_triton.softmax_bwd_kernel,
+        kernel_triton.softmax_bwd_walk_kernel,
+        kernel_triton_split.softmax_bwd_split_kernel,
     )
+    return _step(problem, tile, kernels, strides, (rows.groups, rows.vector), 1)
 
 
 def _step(
-    problem: SoftmaxProblem, tile: Tile, whole: Any, walked: Any, strides: tuple[Any, ...],
-    form: tuple[int, ...],
+    problem: SoftmaxProblem, tile: Tile, kernels: tuple[Any, Any, Any], strides: tuple[Any, ...],
+    form: tuple[int, ...], results: int,
 ) -> Step:  # fmt: skip
-    rows = problem.rows
-    fixed = (rows.count, rows.width_units, *rows.size_arguments(), *strides, *form)
-    if rows.width > tile.block:
-        return Step(walked, rows.count, (*fixed, tile.block))
-    return Step(whole, -(-rows.count // tile.rows), (*fixed, tile.rows, tile.block))
+    """Take the kernel of whole rows, of rows that are walked, or of rows that are shared.
+
+    `results` is how many numbers a part of a shared row gives.
+    """
+    rows, (whole, walked, split) = problem.rows, kernels
+    fixed = (rows.count, rows.width_units, *rows.size_arguments(), *strides)
+    if rows.width <= tile.block:
+        return Step(whole, -(-rows.count // tile.rows), (*fixed, *form, tile.rows, tile.block))
+    if not tile.split:
+        return Step(walked, rows.count, (*fixed, *form, tile.block))
+    parts = parts_of(rows.width, tile)
+    padded = 1 << (parts - 1).bit_length()
+    fixed = (*fixed, parts, *form, padded, tile.block)
+    return Step(split, rows.count * parts, fixed, rows.count + 1, rows.count * parts * results)
 
 
 def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
-    step = forward_step(problem, tile)
-    launch = Launch(step.kernel, step.programs, tile.num_warps, step.fixed)
+    launch = forward_step(problem, tile).launch(tile)
 
     def run(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         y = torch.empty_like(x)
@@ -147,8 +184,7 @@ def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
 
 
 def _backward(problem: SoftmaxProblem, tile: Tile) -> Run:
-    step = backward_step(problem, tile)
-    launch = Launch(step.kernel, step.programs, tile.num_warps, step.fixed)
+    launch = backward_step(problem, tile).launch(tile)
 
     def run(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         dx = torch.empty_like(y)

@@ -1,0 +1,88 @@
+"""Softmax forward and backward of long rows in portable Triton: several programs share a row.
+
+Mathematics as in `kernel_triton.py`. Tile picture: program t (its ticket) takes the columns
+`p BLOCK .. (p + 1) BLOCK - 1` of row `t // parts`, with p = t % parts, and keeps them in registers:
+
+    row 0 | part 0 | part 1 | ... |     each part: m_p and l_p -> partials[row, p]; meet;
+    row 1 | part 0 | part 1 | ... |     then y = exp(x - m_p) exp(m_p - m) / l for its own columns
+
+Who waits for whom: every part of a row for all others of it, once, at `pieces_split.meet`. All read
+the partials in one order, so that all scale by the same number and every run gives the same bits.
+
+Bytes moved: x (or y and dy) once and y (or dx) once, whatever the length of the rows.
+
+Offsets are 64-bit outside a block: see `pieces_triton`.
+"""
+
+import triton
+import triton.language as tl
+
+from tileloom.ops.rowwise.pieces_softmax import join_lanes, load_block, store_block
+from tileloom.ops.rowwise.pieces_split import meet, take_ticket
+from tileloom.ops.rowwise.pieces_triton import row_offsets
+from tileloom.ops.rowwise.softmax.kernel_triton import INT_ARGUMENTS_BACKWARD, INT_ARGUMENTS_FORWARD
+
+
+@triton.jit(do_not_specialize=(*INT_ARGUMENTS_FORWARD, "parts"))
+def softmax_fwd_split_kernel(
+    x, mask, y, counters, partials, count, width, size_1, size_2,
+    x_0, x_1, x_2, x_d, y_0, y_1, y_2, y_d, mask_0, mask_1, mask_2, mask_d, parts,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    n = width * UNIT
+    ticket = take_ticket(counters)
+    row = (ticket // parts).to(tl.int64)
+    part = ticket % parts
+    start = part * BLOCK
+    inside = tl.arange(0, BLOCK)
+    x += row_offsets(row, size_1, size_2, x_0, x_1, x_2, GROUPS, VECTOR)
+    z = load_block(x, start, inside, n, float("-inf"), x_d, VECTOR, True).to(tl.float32)
+    if mask is not None:
+        mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
+        visible = load_block(mask, start, inside, n, 0, mask_d, MASK_VECTOR, True)
+        z = tl.where(visible != 0, z, float("-inf"))
+    peak = tl.max(z, 0)
+    e = tl.exp(z - tl.where(peak == float("-inf"), 0.0, peak))
+    partials += row * parts * 2
+    own = partials + part.to(tl.int64) * 2
+    tl.store(own, peak)
+    tl.store(own + 1, tl.sum(e, 0))
+    meet(counters, row, parts)
+
+    each = tl.arange(0, PARTS)
+    peaks = tl.load(partials + each * 2, mask=each < parts, other=float("-inf"))
+    totals = tl.load(partials + each * 2 + 1, mask=each < parts, other=0.0)
+    top, total = join_lanes(peaks, totals)
+    factor = tl.where(peak == float("-inf"), 0.0, tl.exp(peak - top))
+    factor /= tl.where(total == 0.0, 1.0, total)
+    y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
+    store_block(y, start, inside, n, e * factor, y_d, VECTOR, True)
+
+
+@triton.jit(do_not_specialize=(*INT_ARGUMENTS_BACKWARD, "parts"))
+def softmax_bwd_split_kernel(
+    y, dy, dx, counters, partials, count, width, size_1, size_2,
+    y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d, dx_0, dx_1, dx_2, dx_d, parts,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    n = width * UNIT
+    ticket = take_ticket(counters)
+    row = (ticket // parts).to(tl.int64)
+    part = ticket % parts
+    start = part * BLOCK
+    inside = tl.arange(0, BLOCK)
+    y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
+    dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
+    p = load_block(y, start, inside, n, 0.0, y_d, VECTOR, True).to(tl.float32)
+    g = load_block(dy, start, inside, n, 0.0, dy_d, VECTOR, True).to(tl.float32)
+    partials += row * parts
+    tl.store(partials + part.to(tl.int64), tl.sum(p * g, 0))
+    meet(counters, row, parts)
+
+    each = tl.arange(0, PARTS)
+    total = tl.sum(tl.load(partials + each, mask=each < parts, other=0.0), 0)
+    dx += row_offsets(row, size_1, size_2, dx_0, dx_1, dx_2, GROUPS, VECTOR)
+    store_block(dx, start, inside, n, p * (g - total), dx_d, VECTOR, True)
