@@ -21,10 +21,10 @@ MOST_PLANS = 4096
 
 
 def layout_key(tensor: torch.Tensor | None) -> Hashable:
-    """What a plan depends on in one tensor: shape, strides, dtype, device."""
+    """What a plan depends on in one tensor: shape, strides, dtype, device, dense or sparse."""
     if tensor is None:
         return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout
 
 
 def plan_key(tensors: Sequence[torch.Tensor | None], *rest: Hashable) -> Hashable:

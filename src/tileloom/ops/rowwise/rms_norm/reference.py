@@ -10,7 +10,6 @@ import torch
 
 from tileloom.ops.rowwise.norm.reference import norm_reference
 
-
 _EPS = {torch.float64: torch.finfo(torch.float64).eps}
 
 
