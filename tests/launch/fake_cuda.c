@@ -91,3 +91,9 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
   __sync_fetch_and_add(&fake_encodes, 1);
   return 0;
 }
+
+int cuLaunchKernel(void *function, uint32_t x, uint32_t y, uint32_t z, uint32_t bx, uint32_t by, uint32_t bz,
+                   uint32_t shared, void *stream, void **values, void **extra) {
+  Config config = {{x, y, z}, {bx, by, bz}, shared, stream, 0, 0};
+  return cuLaunchKernelEx(&config, function, values, extra);
+}

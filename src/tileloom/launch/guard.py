@@ -153,7 +153,7 @@ def build(parameters: Sequence[Parameter], kinds: Kinds, host: Host) -> Callable
         "_slow": host.slow, "_miss": host.miss, "_get": host.get, "_grid_of": host.grid_of,
         "_stream": host.stream, "_device": host.device, "_missing": MISSING,
     }  # fmt: skip
-    refused = ["_rest", "_options", *_signal_tests(host.signals, scope)]
+    refused = ["_rest", "_options", *signal_tests(host.signals, scope)]
     texts = _Texts(scope)
     for index, (parameter, kind) in enumerate(zip(parameters, kinds)):
         name = parameter.name
@@ -184,7 +184,7 @@ def build(parameters: Sequence[Parameter], kinds: Kinds, host: Host) -> Callable
     return scope["launch"]
 
 
-def _signal_tests(signals: Sequence[Any], scope: dict[str, Any]) -> list[str]:
+def signal_tests(signals: Sequence[Any], scope: dict[str, Any]) -> list[str]:
     """A test of each signal: that it is empty, or, where it is not now, that it is as now."""
     tests: list[str] = []
     for i, signal in enumerate(signals):

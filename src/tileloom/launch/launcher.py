@@ -16,6 +16,7 @@ from typing import Any
 from tileloom import knobs, log
 from tileloom.errors import ArgumentError, DeviceError, OptionError
 from tileloom.launch import guard, watch
+from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
 from tileloom.launch.specialize import (
@@ -76,6 +77,30 @@ class Launcher:
             for table in (self._table, self._seen, self._variants, self._guards):
                 table.clear()
 
+    def bind(self, grid: Any, *args: Any, **constexprs: Any) -> BoundLaunch:
+        """Fix a launch but for its tensors; see `BoundLaunch`. Nothing is launched.
+
+        Args:
+            grid: The grid.
+            args: Arguments as for a launch; the tensors are examples and are not kept.
+            constexprs: Arguments by keyword.
+
+        Returns:
+            An object whose `launch(*tensors)` launches.
+
+        Raises:
+            ArgumentError: If there are too many arguments, or some are missing.
+        """
+        if not self._read():
+            return BoundLaunch(self, grid, args, constexprs)
+        values, options = self._in_order(args, constexprs)
+        if options:
+            raise ArgumentError(
+                f"launch: {', '.join(options)} is no parameter of '{self.name}'. "
+                f"{self._signature()} Try: give compile options to prepare()."
+            )
+        return BoundLaunch(self, grid, values, {})
+
     # The long way
 
     def _plain(self, grid: Any, /, *args: Any, **named: Any) -> Any:
@@ -95,22 +120,27 @@ class Launcher:
 
     def _first(self, grid: Any, /, *args: Any, **named: Any) -> Any:
         """The first launch: find out whether there is anything but the plain tier."""
+        is_plain = not self._read() or knobs.get("launch.tier") == "plain"
+        self._call = self._plain if is_plain else self._normal
+        return self._call(grid, *args, **named)
+
+    def _read(self) -> bool:
+        """Read the kernel's parameters; False if only the plain tier can pass them on."""
         from triton.runtime.jit import JITFunction
 
-        parameters = None
-        if isinstance(self.kernel, JITFunction):
-            parameters = parameters_of(self.kernel)
-        if parameters is None or knobs.get("launch.tier") == "plain":
-            self._call = self._plain
-            return self._plain(grid, *args, **named)
         with self._lock:
-            self._parameters = parameters
-            self._key = specializer(parameters)
-            self._grids = Grids([p.name for p in parameters])
-            self._call = self._normal
-        return self._normal(grid, *args, **named)
+            if not self._parameters and isinstance(self.kernel, JITFunction):
+                self._parameters = parameters_of(self.kernel) or ()
+                self._key = specializer(self._parameters)
+                self._grids = Grids([p.name for p in self._parameters])
+        return bool(self._parameters)
 
     def _normal(self, grid: Any, /, *args: Any, **named: Any) -> Any:
+        return self._general(grid, *self._in_order(args, named))
+
+    def _in_order(
+        self, args: Sequence[Any], named: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
         values = [p.default for p in self._parameters]
         if len(args) > len(values):
             raise ArgumentError(
@@ -131,7 +161,7 @@ class Launcher:
                 )
             else:
                 values[place] = value
-        return self._general(grid, values, options)
+        return values, options
 
     def _slow(self, grid: Any, values: Sequence[Any], rest: Any, options: Any) -> Any:
         """A launch that the guard in place refuses."""
@@ -223,11 +253,13 @@ class Launcher:
             if made is None:
                 if len(self._guards) >= _GUARDS:
                     return
-                made = guard.build(self._parameters, kinds, self._host(active))
+                made = guard.build(self._parameters, kinds, self.host(active))
                 self._guards[kinds] = made
             self._call = made
 
-    def _host(self, active: Any) -> guard.Host:
+    def host(self, active: Any = None) -> guard.Host:
+        """What guards call and test; of the active driver, unless one is given."""
+        active = active or _cuda_driver()
         return guard.Host(
             slow=self._slow,
             miss=self._miss,
