@@ -18,6 +18,9 @@ from tileloom.emulator.report import LaunchError
 
 VERSION: tuple[int, ...] = tuple(int(x) for x in triton.__version__.split("+")[0].split(".")[:3])
 SUPPORTED = ((3, 6), (3, 7), (3, 8), (3, 9))
+# Since this release tma.store_wait says in the IR that it waits for the reads of shared memory only;
+# before, it always did, and said nothing.
+STORE_WAIT_SAYS_READ_ONLY = VERSION >= (3, 8)
 # The first release whose compiler puts a proxy fence between cp.async and wgmma in a tl.dot loop.
 PIPELINED_DOT_HAS_FENCE = VERSION >= (3, 7, 1)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tileloom.emulator import dtypes, global_access, global_edges
 from tileloom.emulator.barriers import MAX_COUNT, Barrier
+from tileloom.emulator.dialect import STORE_WAIT_SAYS_READ_ONLY
 from tileloom.emulator.ir import Loc, Op
 from tileloom.emulator.lower import STEP, Program, Run, lowers
 from tileloom.emulator.lower_global import (
@@ -324,12 +325,15 @@ def wait_stores(partition: Partition, pending: int, loc: Loc, what: str, full: b
     return Wait(lambda: queue.done >= target, lambda: what, loc, known)
 
 
+_READ_ONLY = "false" if STORE_WAIT_SAYS_READ_ONLY else "true"
+
+
 @lowers(
-    "ttng.async_tma_store_wait", kind=STEP, attrs=["pendings", "read_only", "readOnly"], words=r""
+    "ttng.async_tma_store_wait", kind=STEP, attrs=["pendings", "read_only"], words=r""
 )
 def _store_wait(op: Op, program: Program) -> Run:
     pending = op.int_attr("pendings", 0)
-    read_only = op.attrs.get("read_only", op.attrs.get("readOnly", "true")) != "false"
+    read_only = op.attrs.get("read_only", _READ_ONLY) != "false"
 
     def run(f: Frame) -> Wait | None:
         return wait_stores(f[0], pending, op.loc, f"tma.store_wait({pending})", not read_only)
