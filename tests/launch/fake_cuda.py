@@ -98,8 +98,12 @@ class FakeCuda:
     def define(self, compiled):
         """Tell the library how large a kernel's parameters are, from its PTX."""
         sizes = [size for _, size in ptx_fields(compiled.asm["ptx"])]
+        self.define_sizes(compiled.function, sizes)
+
+    def define_sizes(self, function, sizes):
+        """As `define`, of a kernel whose PTX is not at hand."""
         array = (ctypes.c_uint32 * len(sizes))(*sizes)
-        self.library.fake_define(ctypes.c_uint64(compiled.function), len(sizes), array)
+        self.library.fake_define(ctypes.c_uint64(function), len(sizes), array)
 
     def count(self, what="launches"):
         return ctypes.c_uint32.in_dll(self.library, f"fake_{what}").value

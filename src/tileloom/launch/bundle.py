@@ -84,7 +84,7 @@ class Bundle:
             for name in dict.fromkeys((raw["name"], raw["name"].partition("[")[0])):
                 self._families.setdefault(name, []).append(i)
         self._variants: dict[int, Variant] = {}
-        self._loaded: dict[tuple[int, int], Callable[..., Any]] = {}
+        self._loaded: dict[tuple[int, int], Loaded] = {}
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -168,28 +168,65 @@ class Bundle:
             self.binary(variant), variant.entry, shared_bytes=variant.shared_bytes, device=device
         )
 
-    def launch_of(self, variant: Variant, device: int) -> Callable[..., Any]:
-        """Return `launch(x, y, z, stream, *values, scratch)`, loading the kernel if need be."""
+    def loaded(self, variant: Variant, device: int) -> Loaded:
+        """Return a variant on a device, loading it there if it is not yet; see `load`."""
         at = (id(variant), device)
         with self._lock:
-            launch = self._loaded.get(at)
-            if launch is None:
+            found = self._loaded.get(at)
+            if found is None:
                 function = self.load(variant, device)
-                types = types_of(variant.parameters)
-                launch = self._loaded[at] = driver.packed_launch(
-                    function.handle,
-                    types,
-                    {len(types) - 1: 0},
-                    grid=None,
-                    threads=variant.threads,
-                    name=variant.name,
-                    device=device,
-                    shared_bytes=variant.shared_bytes,
-                    num_ctas=variant.num_ctas,
-                    cooperative=variant.cooperative,
-                    pdl=variant.pdl,
-                )
-        return launch
+                found = self._loaded[at] = Loaded(variant, function)
+        return found
+
+
+class Loaded:
+    """A variant on a device, ready to be launched; `Bundle.loaded` makes it.
+
+    Attributes:
+        variant: The variant.
+        function: What the driver calls it.
+    """
+
+    def __init__(self, variant: Variant, function: driver.Function) -> None:
+        self.variant = variant
+        self.function = function
+        types = types_of(variant.parameters)
+        self._launch = driver.packed_launch(
+            function.handle,
+            types,
+            {len(types) - 1: 0},  # no memory for Triton's profiler
+            grid=None,
+            threads=variant.threads,
+            name=variant.name,
+            device=function.device,
+            shared_bytes=variant.shared_bytes,
+            num_ctas=variant.num_ctas,
+            cooperative=variant.cooperative,
+            pdl=variant.pdl,
+        )
+
+    def launch(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
+        """Launch it.
+
+        Args:
+            grid: Blocks, or clusters, along x, y and z; none of them 0.
+            stream: The CUstream.
+            values: What `bundle_parameters.values_of` made.
+        """
+        scratch = self._scratch(grid[0] * grid[1] * grid[2])
+        address = 0 if scratch is None else scratch.data_ptr()
+        self._launch(*grid, stream, *values, address)
+
+    def _scratch(self, blocks: int) -> Any:
+        """Memory that the kernel asks for; freed at once, which PyTorch orders behind it."""
+        variant = self.variant
+        if not variant.scratch_bytes:
+            return None
+        import torch
+
+        size = variant.scratch_bytes * blocks * variant.num_ctas
+        device = torch.device("cuda", self.function.device)
+        return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 class BundledKernel:
@@ -234,18 +271,13 @@ class BundledKernel:
         variant = choose(self.name, self._for_device(index), arguments)
         if callable(grid):
             grid = grid({**variant.constants, **arguments})
-        x, y, z = driver.normal_grid(grid, self.name)
-        if 0 in (x, y, z):
+        whole = driver.normal_grid(grid, self.name)
+        if 0 in whole:
             return
         with torch.cuda.device(index):
-            launch = self._bundle.launch_of(variant, index)
-            scratch = _scratch(variant, x * y * z, index)
-            launch(
-                x, y, z,
-                torch.cuda.current_stream(index).cuda_stream,
-                *values_of(variant.parameters, arguments),
-                0 if scratch is None else scratch.data_ptr(),
-            )  # fmt: skip
+            stream = torch.cuda.current_stream(index).cuda_stream
+            values = values_of(variant.parameters, arguments)
+            self._bundle.loaded(variant, index).launch(whole, stream, values)
 
     def _for_device(self, index: int) -> list[Variant]:
         """Return the variants that run on a device; if there is none, say why."""
@@ -269,16 +301,6 @@ def _generality(variant: Variant) -> tuple[int, int]:
     run_time = [p for p in variant.parameters if not p.optional]
     known = sum(p.type == "constexpr" for p in run_time)
     return -known, -sum(p.aligned for p in run_time)
-
-
-def _scratch(variant: Variant, blocks: int, index: int) -> Any:
-    """Memory that the kernel asks for; freed at once, which PyTorch orders behind the kernel."""
-    if not variant.scratch_bytes:
-        return None
-    import torch
-
-    size = variant.scratch_bytes * blocks * variant.num_ctas
-    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", index))
 
 
 def load_bundle(path: str | Path) -> Bundle:

@@ -6,15 +6,17 @@ The bundle is the one of `use_bundle`, else that of the knob ``launch.bundle`` (
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tileloom import knobs, log
 from tileloom.errors import CompileError
+from tileloom.launch import compat, driver, watch
 from tileloom.launch.bundle import Bundle, load_bundle
-from tileloom.launch.bundle_format import Variant
 from tileloom.launch.bundle_key import kernel_key, options_that_differ
+from tileloom.launch.bundle_variant import BundledVariant
+from tileloom.launch.specialize import Parameter, specialize
 
 _log = log.get_logger("launch")
 _given: list[Bundle] = []  # none or one
@@ -25,8 +27,8 @@ def use_bundle(bundle: Bundle | str | Path | None) -> None:
 
     A launch looks there before it compiles, by all that the kernel would be compiled from: source,
     types, alignments, constants, options and architecture. What is not there is compiled as before,
-    or refused where the knob ``launch.jit`` says ``"forbid"``. Launches that were made already keep
-    the kernel they have.
+    or refused where the knob ``launch.jit`` says ``"forbid"``. Every launcher forgets the kernels
+    that it has.
 
     Args:
         bundle: A bundle or a file's path; None for that of `TILELOOM_BUNDLE`, if any.
@@ -36,6 +38,7 @@ def use_bundle(bundle: Bundle | str | Path | None) -> None:
     """
     used = load_bundle(bundle) if isinstance(bundle, str | Path) else bundle
     _given[:] = [] if used is None else [used]
+    watch.refresh()
 
 
 @functools.lru_cache(maxsize=8)
@@ -52,74 +55,102 @@ def active_bundle() -> Bundle | None:
 
 
 def find_kernel(
-    function: str,
-    source: str,
-    arch: str,
-    *,
-    types: Mapping[str, str],
-    constants: Mapping[str, Any],
-    aligned: Iterable[str],
+    kernel: Any,
+    parameters: Sequence[Parameter],
+    values: Sequence[Any],
     options: Mapping[str, Any],
-) -> tuple[Bundle, Variant] | None:
-    """Look for a kernel in the active bundle, before it is compiled.
+    device: int,
+) -> BundledVariant | None:
+    """Look for a launch's kernel in the active bundle, before it is compiled.
 
     Args:
-        function: ``"module:name"``; this and all others as for `bundle_key.kernel_key`.
-        source: Hash of its source.
-        arch: For example ``"sm_90"``.
-        types: Type of each parameter that is no constant.
-        constants: Values of the others.
-        aligned: Parameters that are specialised as divisible by 16.
+        kernel: The jitted function.
+        parameters: Its parameters.
+        values: All arguments, in their order.
         options: Compile options.
+        device: The device's number.
 
     Returns:
-        The bundle and the variant in it; None if the kernel is to be compiled.
+        The kernel, loaded; None if it is to be compiled.
 
     Raises:
-        CompileError: If it is not there and compiling is forbidden; the text has all of the above.
+        CompileError: If it is not there and compiling is forbidden; the text has all that was
+            looked for.
         BundleError: If the bundle cannot be read.
+        Unsupported: If only Triton's own path takes such arguments.
     """
     bundle = active_bundle()
-    forbidden = knobs.get("launch.jit") == "forbid"
-    if bundle is None and not forbidden:
+    if bundle is None and not is_forbidden():
         return None
-    aligned = sorted(aligned)
-    key = kernel_key(
-        function, source, arch, types=types, constants=constants, aligned=aligned, options=options
-    )
+    wanted = _wanted(kernel, parameters, values, options, device)
+    key = kernel_key(**wanted)
+    function, arch = wanted["function"], wanted["arch"]
     found = None if bundle is None else bundle.find(key)
     if bundle is not None and found is not None:
         _log.info("%s for %s: '%s' of '%s'", function, arch, found.name, bundle.path)
-        return bundle, found
-    if forbidden:
-        raise CompileError(
-            _forbidden(function, source, arch, types, constants, aligned, options, key, bundle)
-        )
+        return BundledVariant(bundle, found, kernel, device)
+    if is_forbidden():
+        raise CompileError(_forbidden(wanted, key, bundle))
     _log.info("%s for %s: not in '%s', key %s", function, arch, bundle and bundle.path, key)
     return None
 
 
-def _forbidden(
-    function: str,
-    source: str,
-    arch: str,
-    types: Mapping[str, str],
-    constants: Mapping[str, Any],
-    aligned: list[str],
+def is_forbidden() -> bool:
+    """Whether the knob ``launch.jit`` forbids to compile."""
+    return knobs.get("launch.jit") == "forbid"
+
+
+def refuse_plain(name: str) -> None:
+    """Refuse a launch by Triton's own path, which would compile, where that is forbidden.
+
+    Args:
+        name: The kernel's.
+
+    Raises:
+        CompileError: If it is forbidden.
+    """
+    if is_forbidden():
+        raise CompileError(
+            f"launch: '{name}' would go through Triton's own launch, and be compiled, because of a "
+            "hook, a debugging mode, pinned memory or an argument that only Triton takes; "
+            "TILELOOM_JIT=forbid (knob launch.jit) forbids it. Try: without these, or allow "
+            "compiling."
+        )
+
+
+def _wanted(
+    kernel: Any,
+    parameters: Sequence[Parameter],
+    values: Sequence[Any],
     options: Mapping[str, Any],
-    key: str,
-    bundle: Bundle | None,
-) -> str:
+    device: int,
+) -> dict[str, Any]:
+    """Everything that a launch's kernel would be compiled from, as `kernel_key` takes it."""
+    pairs = {p.name: specialize(p, value) for p, value in zip(parameters, values)}
+    inner = kernel.fn
+    return {
+        "function": f"{inner.__module__}:{inner.__qualname__}",
+        "source": compat.source_hash(kernel),
+        "arch": f"sm_{driver.capability(device)}",
+        "types": {n: kind for n, (kind, _) in pairs.items() if kind != "constexpr"},
+        "constants": {n: value for n, (kind, value) in pairs.items() if kind == "constexpr"},
+        "aligned": sorted(n for n, (kind, p) in pairs.items() if kind != "constexpr" and p == "D"),
+        "options": dict(options),
+    }
+
+
+def _forbidden(wanted: Mapping[str, Any], key: str, bundle: Bundle | None) -> str:
+    function = wanted["function"]
     where = "there is no bundle" if bundle is None else f"'{bundle.path}' does not hold it"
-    if bundle is not None and _has_other_source(bundle, function, source):
+    if bundle is not None and _has_other_source(bundle, function, wanted["source"]):
         where += ": it was built from another source of this function"
     return (
-        f"launch: {function} for {arch} would have to be compiled, which TILELOOM_JIT=forbid (knob "
-        f"launch.jit) forbids, and {where}.\n"
-        f"  types: {_listed(types)}\n"
-        f"  multiples of 16: {', '.join(aligned) or 'none'}\n"
-        f"  constants: {_listed(constants)}\n"
-        f"  options: {_listed(options_that_differ(options))}\n"
+        f"launch: {function} for {wanted['arch']} would have to be compiled, which "
+        f"TILELOOM_JIT=forbid (knob launch.jit) forbids, and {where}.\n"
+        f"  types: {_listed(wanted['types'])}\n"
+        f"  multiples of 16: {', '.join(wanted['aligned']) or 'none'}\n"
+        f"  constants: {_listed(wanted['constants'])}\n"
+        f"  options: {_listed(options_that_differ(wanted['options']))}\n"
         f"  key: {key}\n"
         "Try: build a bundle with this kernel (`tileloom bundle build`), or allow compiling."
     )

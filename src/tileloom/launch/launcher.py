@@ -15,7 +15,7 @@ from typing import Any
 
 from tileloom import knobs, log
 from tileloom.errors import ArgumentError, DeviceError, OptionError
-from tileloom.launch import guard, watch
+from tileloom.launch import bundle_use, guard, watch
 from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
@@ -77,6 +77,10 @@ class Launcher:
             for table in (self._table, self._seen, self._variants, self._guards):
                 table.clear()
 
+    def renew(self) -> None:
+        """Begin anew in a forked child."""
+        self._lock = threading.RLock()
+
     def bind(self, grid: Any, *args: Any, **constexprs: Any) -> BoundLaunch:
         """Fix a launch but for its tensors; see `BoundLaunch`. Nothing is launched.
 
@@ -104,6 +108,8 @@ class Launcher:
     # The long way
 
     def _plain(self, grid: Any, /, *args: Any, **named: Any) -> Any:
+        if bundle_use.is_forbidden() and _cuda_driver() is not None:
+            bundle_use.refuse_plain(self.name)
         try:
             return self.kernel[grid](*args, **(self.options | named))
         except KeyError as error:
@@ -188,6 +194,12 @@ class Launcher:
             variant = self._variants.get(identity)
         except (Unsupported, TypeError):  # or what cannot be hashed
             return self._plain(grid, *values, **options)
+        if variant is None:
+            variant = bundle_use.find_kernel(
+                self.kernel, self._parameters, values, {**self.options, **options}, device
+            )
+            if variant is not None:
+                self._keep(identity, variant)
         if not options:
             self._install(kinds, active)
         whole = normal_grid(self._grids(grid, values), self.name)
@@ -196,11 +208,14 @@ class Launcher:
             return variant.launch(whole, active.get_current_stream(device), values)
         compiled = self._plain(whole, *values, **options)
         if variant is None and compiled is not None and is_settled(device):
-            with self._lock:
-                if len(self._variants) >= LIMIT:
-                    self._variants.clear()
-                self._variants[identity] = Variant(compiled, self.kernel, device)
+            self._keep(identity, Variant(compiled, self.kernel, device))
         return compiled
+
+    def _keep(self, identity: Any, variant: Variant) -> None:
+        with self._lock:
+            if len(self._variants) >= LIMIT:
+                self._variants.clear()
+            self._variants[identity] = variant
 
     def _miss(self, key: Any, grid: Any, values: Sequence[Any]) -> Any:
         """A launch like the guard's, but of which nothing is prepared."""

@@ -93,12 +93,16 @@ class Variant:
         """
         if 0 in grid:
             return lambda *values: self.compiled  # as Triton: nothing is launched
-        for tier in usable(self.device):
+        for tier in self.tiers():
             try:
                 return _BUILDERS[tier](self, grid, forms)
             except (Unsupported, OptionError, struct.error, OverflowError, TypeError) as why:
                 _log.debug("%s: not by the %s tier: %s", self.compiled.name, tier, why)
         raise Unsupported("no tier takes it")
+
+    def tiers(self) -> list[str]:
+        """Return the tiers to try, the fastest first."""
+        return usable(self.device)
 
     def types(self) -> list[str | tuple[str, ...]]:
         """The type of each argument, in order, as it was compiled."""
