@@ -4,6 +4,11 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as Descriptor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tileloom.device.compat import tma_load, tma_store
 
 
 @triton.jit
@@ -27,7 +32,7 @@ def mixed(out, source, small, large, number, truth, nothing, wide: tl.int64, BLO
 @triton.jit
 def copy_tile(source, target, n, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK
-    target.store([row, 0], source.load([row, 0]) + n)
+    target.store([row, 0], (source.load([row, 0]) + n).to(target.dtype))
 
 
 @gluon.jit
@@ -40,3 +45,32 @@ def gluon_add(x, out, n, BLOCK: gl.constexpr):
 @triton.jit
 def nineteen(a, b, c, d, e, i1, i2, i3, i4, i5, i6, i7, i8, i9, C1: tl.constexpr, C2: tl.constexpr, C3: tl.constexpr, C4: tl.constexpr, C5: tl.constexpr):  # fmt: skip  # noqa: E501
     pass
+
+
+@gluon.jit
+def gluon_copy_tile(source, target, n, BLOCK: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    tile = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    row = gl.program_id(0) * BLOCK
+    mbarrier.expect(bar, source.block_type.nbytes)
+    tma_load(source, [row, 0], bar, tile)
+    mbarrier.wait(bar, 0)
+    value = tile.load(layout) + n
+    tile.store(value.to(source.dtype))
+    fence_async_shared()
+    tma_store(target, [row, 0], tile)
+    tma.store_wait(0)
+
+
+def triton_descriptor(tensor, block):
+    """A descriptor of Triton over a whole tensor."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def gluon_descriptor(tensor, block):
+    """The same of Gluon, for a tile in the widest swizzle."""
+    bits = tensor.dtype.itemsize * 8
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=bits, rank=2)
+    return Descriptor(tensor, list(tensor.shape), list(tensor.stride()), block, layout)

@@ -54,6 +54,9 @@ class BoundLaunch:
         self._tries = 0
         self.launch = self._first
 
+    def renew(self) -> None:
+        """Begin anew in a forked child: nothing to do."""
+
     def _values(self, tensors: Sequence[Any]) -> list[Any]:
         values = list(self._forms)
         for i, tensor in zip(self._places, tensors):

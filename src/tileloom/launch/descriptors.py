@@ -102,6 +102,12 @@ def of(descriptor: Any) -> Spec:
     return spec
 
 
+def renew() -> None:
+    """Give a forked child a lock of its own."""
+    global _lock
+    _lock = threading.Lock()
+
+
 class TensorMaps(dict[int, Any]):
     """The encoded descriptors of one spec by address; one that is missing is encoded.
 

@@ -97,6 +97,13 @@ def bind_context(device: int) -> None:
     _check(cuda.cuCtxSetCurrent(ctypes.c_void_p(_contexts[device])), "binding the context")
 
 
+def renew() -> None:
+    """Forget, in a forked child, what only the parent has: contexts, and threads that hold locks."""
+    global _lock
+    _lock = threading.Lock()
+    _contexts.clear()
+
+
 def capability(device: int) -> int:
     """Return a device's compute capability as one number, for example 90."""
     bind_context(device)

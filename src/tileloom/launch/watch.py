@@ -11,16 +11,23 @@ import os
 import weakref
 from typing import Any, Protocol
 
+from tileloom.launch import descriptors, driver
+
 
 class _Forgetful(Protocol):
     def forget(self) -> None: ...
+
+    def renew(self) -> None: ...
 
 
 _everyone: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register(one: _Forgetful) -> None:
-    """Have `forget` called whenever something rare happens. The object is not kept alive."""
+    """Have `forget` called when something rare happens, after a fork `renew` before it.
+
+    The object is not kept alive.
+    """
     _everyone.add(one)
 
 
@@ -35,7 +42,16 @@ def refresh() -> None:
         one.forget()
 
 
-os.register_at_fork(after_in_child=refresh)
+def _in_child() -> None:
+    """Begin anew after a fork. A lock that a thread of the parent held would stay locked."""
+    driver.renew()
+    descriptors.renew()
+    for one in list(_everyone):
+        one.renew()
+        one.forget()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def signals(kernel: Any) -> list[Any]:
