@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triton.experimental.gluon.language.nvidia import hopper
+
 
 @dataclass(frozen=True)
 class Bug:
@@ -240,6 +242,24 @@ REDUCED = _bugs(
     ("a-plain-store", "    tma.store_wait(0)\n        tile", "    gl.store(sum_ptr + at, x)\n        tma.store_wait(0)\n        tile", "race|proxy", "gl.store(sum_ptr"),
 )  # fmt: skip
 
+CLUSTER = _bugs(
+    "cluster_gemm",
+    ("no-barrier-after-init", "    fence_async_shared(cluster=True)\n    cluster_barrier()\n", "    fence_async_shared(cluster=True)\n", "barrier", "multicast=True"),
+    ("no-empty-wait", "        mbarrier.wait(empty.index(slot), phase ^ 1)\n", "", "race", "multicast=True"),
+    ("empty-for-each-cta", "two_ctas=True", "two_ctas=False", "race", "multicast=True"),
+    ("empty-counts-each-cta-twice", "mbarrier.init(empty.index(i), count=1)", "mbarrier.init(empty.index(i), count=2)", "deadlock", "mbarrier.wait(empty"),
+    ("expects-only-a", "a_desc.nbytes_per_cta + b_desc.nbytes_per_cta", "a_desc.nbytes_per_cta", "race", "acc = warpgroup_mma(a_s"),
+    ("expects-both-halves-of-a", "a_desc.nbytes_per_cta + b_desc", "a_desc.block_type.nbytes + b_desc", "deadlock", "mbarrier.wait(full"),
+    ("released-before-wgmma-wait", "        acc = warpgroup_mma_wait(0, deps=[acc])\n        mbarrier.arrive(empty.index(slot), count=1)\n",
+     "        mbarrier.arrive(empty.index(slot), count=1)\n        acc = warpgroup_mma_wait(0, deps=[acc])\n", "race", "multicast=True"),
+    ("never-released", "        mbarrier.arrive(empty.index(slot), count=1)\n", "", "deadlock", "mbarrier.wait(empty"),
+    ("no-full-wait", "        mbarrier.wait(full.index(slot), phase)\n", "", "race", "acc = warpgroup_mma(a_s"),
+    ("no-store-fence", "    fence_async_shared()\n", "", "proxy", "tma_store(c_desc"),
+    ("no-store-wait", "    tma.store_wait(0)\n", "", "exit", "tma_store(c_desc"),
+    ("stores-one-tile", "tma_store(c_desc, [row, col], c_s)", "tma_store(c_desc, [row, 0], c_s)", "race", "tma_store(c_desc"),
+)  # fmt: skip
+
+# Gluon has clusters from Triton 3.7 on.
 BUGS = [
     *PIPELINED,
     *SPECIALISED,
@@ -252,5 +272,6 @@ BUGS = [
     *SUMS,
     *FLAGGED,
     *REDUCED,
+    *(CLUSTER if hasattr(hopper, "cluster") else ()),
 ]
 CASES = sorted({bug.case for bug in BUGS})

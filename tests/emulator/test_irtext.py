@@ -72,7 +72,7 @@ def run_line(line):
 def test_unknown_operation_is_refused_where_it_stands():
     with pytest.raises(emulator.UnsupportedKernelError) as caught:
         run_line("ttng.tmem_alloc : () -> !ttg.memdesc<128x128xf32, #tmem>")
-    assert "operation 'ttng.tmem_alloc' is not supported" in str(caught.value)
+    assert "operation 'ttng.tmem_alloc' is one of Blackwell's" in str(caught.value)
     assert "user.py:12" in str(caught.value)
 
 

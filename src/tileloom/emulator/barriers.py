@@ -25,6 +25,7 @@ class Barrier:
         tx: Bytes still missing in the current phase.
         phase: Completed phases.
         fenced: Whether a fence is known to stand between its initialisation and the async proxy.
+        in_cluster: Whether all CTAs of the cluster may use it.
     """
 
     def __init__(self, name: str, count: int, key: int, loc: Loc, maker: Partition) -> None:
@@ -43,6 +44,7 @@ class Barrier:
         self.made_by = maker
         self.made_at = maker.clock[maker.key] + 1
         self.fenced = False
+        self.in_cluster = False
 
     def join(self, clock: Clock, fence: Clock) -> None:
         """Pass what an arriver knows on to later waiters."""
@@ -67,7 +69,7 @@ class Barrier:
                 what,
                 hint="raise the count given to mbarrier.init, or let fewer threads or partitions "
                 "arrive in a phase",
-                other=Access(self.loc, "mbarrier.init", partition.name, partition.cta.program),
+                other=Access(self.loc, "mbarrier.init", self.made_by.title, partition.cta.program),
             )
             count = self.pending
         self.pending -= count
@@ -93,8 +95,7 @@ class Barrier:
 
     def acquire(self, partition: Partition) -> None:
         """Let a waiter that passed know what the arrivals of the completed phases knew."""
-        join(partition.clock, self.released[0])
-        join(partition.fence, self.released[1])
+        partition.learn(*self.released)
 
     def state(self) -> str:
         """Return the barrier's state as deadlock reports show it."""
@@ -144,7 +145,7 @@ class NamedBarrier:
         if any(p is partition for p, _, _ in self.here):
             partition.report(
                 "barrier",
-                f"partition '{partition.name}' arrives twice at named barrier {self.ident} in one "
+                f"partition '{partition.title}' arrives twice at named barrier {self.ident} in one "
                 "round",
                 loc,
                 what,
@@ -176,8 +177,7 @@ class NamedBarrier:
 
     def acquire(self, partition: Partition) -> None:
         """Let a partition whose ``bar.sync`` went on know what the others knew."""
-        join(partition.clock, self.released[0])
-        join(partition.fence, self.released[1])
+        partition.learn(*self.released)
 
     def state(self) -> str:
         """Return the barrier's state as deadlock reports show it."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tileloom.emulator import dtypes
+from tileloom.emulator.cluster import Spread
 from tileloom.emulator.global_edges import acquire, forget, release
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
@@ -93,9 +94,12 @@ def selector(storage: Storage, index: np.ndarray, size: int) -> Any:
 
 def read(
     partition: Partition, addresses: Any, mask: np.ndarray | None, other: Any, elem: str, loc: Loc,
-    what: str = "load", atomic: bool = False,
+    what: str = "load", atomic: bool = False, spread: Spread | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Read values; lanes that take no part get `other` (or zero)."""
+    """Read values; lanes that take no part get `other` (or zero).
+
+    `spread` says which lanes each CTA of a cluster reads.
+    """
     where = np.asarray(addresses)
     size = dtypes.size_of(elem)
     storage, index = locate(partition, where, mask, size, what, loc)
@@ -103,11 +107,12 @@ def read(
     if storage is None:
         return np.broadcast_to(np.asarray(0 if other is None else other, number), where.shape)
     words = storage.words(size)
-    used = index if mask is None else index[mask]
     launch = partition.cta.launch
-    launch.memory.access(
-        storage, selector(storage, used, size), partition, what, loc, write=False, atomic=atomic
-    )
+    for one in partition.team:
+        used = _lanes_of(one, index, mask, spread)
+        launch.memory.access(
+            storage, selector(storage, used, size), one, what, loc, write=False, atomic=atomic
+        )
     partition.look(loc, where)
     if mask is None:
         return dtypes.from_bits(words[index], elem)
@@ -117,9 +122,12 @@ def read(
 
 def write(
     partition: Partition, addresses: Any, values: Any, mask: np.ndarray | None, elem: str, loc: Loc,
-    what: str = "store", atomic: bool = False,
+    what: str = "store", atomic: bool = False, spread: Spread | None = None,
 ) -> None:  # fmt: skip
-    """Write values of the lanes that take part."""
+    """Write values of the lanes that take part.
+
+    `spread` says which lanes each CTA of a cluster writes; where several hold copies, the first.
+    """
     where = np.asarray(addresses)
     size = dtypes.size_of(elem)
     storage, index = locate(partition, where, mask, size, what, loc)
@@ -128,11 +136,13 @@ def write(
     bits = dtypes.to_bits(np.broadcast_to(np.asarray(values), where.shape), elem).reshape(
         where.shape
     )
+    launch = partition.cta.launch
+    for one in partition.team:
+        if spread is None or spread.leads[one.rank] == one.rank:
+            select = selector(storage, _lanes_of(one, index, mask, spread), size)
+            launch.memory.access(storage, select, one, what, loc, write=True, atomic=atomic)
     if mask is not None:
         index, bits = index[mask], bits[mask]
-    launch = partition.cta.launch
-    select = selector(storage, index, size)
-    launch.memory.access(storage, select, partition, what, loc, write=True, atomic=atomic)
     words = storage.words(size)
     words[index] = bits
     launch.changed()
@@ -145,7 +155,17 @@ def write(
             loc, what, hint="the value that stays is arbitrary: give each element one writer",
         )  # fmt: skip
     if not atomic:
-        forget(storage, select)
+        forget(storage, selector(storage, index, size))
+
+
+def _lanes_of(
+    one: Partition, index: np.ndarray, mask: np.ndarray | None, spread: Spread | None
+) -> np.ndarray:
+    """Return the elements that a member of a team accesses."""
+    if one.cta.clustered and spread is not None and index.ndim:
+        part = spread.parts[one.rank]
+        index, mask = index[part], None if mask is None else mask[part]
+    return index if mask is None else index[mask]
 
 
 _UPDATE: dict[str, Any] = {
@@ -175,11 +195,15 @@ def atomic(
     new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
     select = selector(storage, flat, size)
     launch.memory.access(storage, select, partition, what, loc, write=True, atomic=True)
+    for one in partition.team[1:]:  # the first CTA does it for all, and hands the result on
+        partition.learn(one.clock, one.fence)
     acquire(partition, storage, select, order, scope)
     words = storage.words(size)
     before = words[flat].copy()
     out = _apply(words, flat, new, operation, elem, compare, where, lanes)
     release(partition, storage, select, order, scope, modify=True)
+    for one in partition.team[1:]:
+        one.learn(partition.clock, partition.fence)
     if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):
         launch.changed()
     else:

@@ -20,7 +20,7 @@ from tileloom.emulator.report import Access
 
 if TYPE_CHECKING:
     from tileloom.emulator.machine import Partition
-    from tileloom.emulator.memory import SharedBuffer, Storage, View
+    from tileloom.emulator.memory import Book, SharedBuffer, Storage, View
 
 Clock = dict[int, int]
 UNKNOWN_EPOCH = math.inf
@@ -58,7 +58,7 @@ class Record:
     def side(self) -> Access:
         """Return the access as a report shows it."""
         what = f"{self.kind} {'write' if self.write else 'read'}"
-        return Access(self.loc, what, self.partition.name, self.partition.cta.program)
+        return Access(self.loc, what, self.partition.title, self.partition.cta.program)
 
 
 _HINTS = {
@@ -103,7 +103,7 @@ class SharedChecker:
     def access(
         self, view: View, partition: Partition, kind: str, loc: Loc, *,
         write: bool, proxy: str = "generic", key: int | None = None,
-        epoch: float = UNKNOWN_EPOCH,
+        epoch: float = UNKNOWN_EPOCH, rank: int | None = None,
     ) -> Record:  # fmt: skip
         """Check an access against all that overlap it, and remember it.
 
@@ -116,6 +116,7 @@ class SharedChecker:
             proxy: ``generic`` or ``async``.
             key: For asynchronous operations, the clock key that tells of their completion.
             epoch: The counter that means complete.
+            rank: The CTA whose memory it is; the partition's own by default.
 
         Returns:
             The record; its epoch may be set later.
@@ -129,47 +130,50 @@ class SharedChecker:
         buffer = view.buffer
         region = view.region
         geometry = buffer.geometry
-        self._against(buffer, region, view, new)
+        rank = partition.rank if rank is None else rank
+        book = buffer.books[rank]
+        self._against(book, region, view, new)
         for other in geometry.over[region]:
-            self._against(buffer, other, view, new)
+            self._against(book, other, view, new)
         for alias in buffer.aliases:
-            self._against_alias(alias, buffer.byte_span(region), view, new)
+            self._against_alias(alias, rank, buffer.byte_span(region), view, new)
         if write:
-            buffer.writes[region] = new
-            buffer.reads[region] = []
+            book.writes[region] = new
+            book.reads[region] = []
             for other in geometry.covers[region]:
-                buffer.writes.pop(other, None)
-                buffer.reads.pop(other, None)
+                book.writes.pop(other, None)
+                book.reads.pop(other, None)
         else:
             kept = [
-                r for r in buffer.reads.get(region, ())
+                r for r in book.reads.get(region, ())
                 if not (r.partition is partition and r.kind == kind and r.key == key
                         and (r.epoch <= epoch))
             ]  # fmt: skip
             kept.append(new)
-            buffer.reads[region] = kept
+            book.reads[region] = kept
         return new
 
-    def _against(self, buffer: SharedBuffer, region: int, view: View, new: Record) -> None:
-        old = buffer.writes.get(region)
+    def _against(self, book: Book, region: int, view: View, new: Record) -> None:
+        old = book.writes.get(region)
         if old is not None:
             self._conflict(view, old, new)
         if new.write:
-            for old in buffer.reads.get(region, ()):
+            for old in book.reads.get(region, ()):
                 self._conflict(view, old, new)
 
     def _against_alias(
-        self, alias: SharedBuffer, span: tuple[int, int], view: View, new: Record
+        self, alias: SharedBuffer, rank: int, span: tuple[int, int], view: View, new: Record
     ) -> None:
+        book = alias.books[rank]
         touched = [
-            r for r in {*alias.writes, *alias.reads}
+            r for r in {*book.writes, *book.reads}
             if alias.byte_span(r)[0] < span[1] and span[0] < alias.byte_span(r)[1]
         ]  # fmt: skip
         for region in touched:
-            self._against(alias, region, view, new)
+            self._against(book, region, view, new)
             if new.write:
-                alias.writes.pop(region, None)
-                alias.reads.pop(region, None)
+                book.writes.pop(region, None)
+                book.reads.pop(region, None)
         if touched and new.write:
             alias.init.fill(False)
 

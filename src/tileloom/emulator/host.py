@@ -21,6 +21,7 @@ class _HostProgram(Cta):
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.program = (-1, -1, -1)
+        self.clustered = False
         self.partitions = []
         self.inflight = []
 

@@ -241,6 +241,11 @@ class Module:
         """Warps of the kernel's main partition."""
         return int(self.attrs.get("ttg.num-warps", "4").split(":")[0])
 
+    @property
+    def num_ctas(self) -> int:
+        """CTAs of a program: more than one is a cluster."""
+        return int(self.attrs.get("ttg.num-ctas", "1").split(":")[0])
+
     def walk(self) -> Iterator[Op]:
         """Yield every operation of every function, outer before inner."""
         for func in self.funcs.values():

@@ -71,7 +71,8 @@ def lowers(
 
 def load_lowerings() -> None:
     """Import the modules that register lowerings; they import this one."""
-    for name in ("arith", "casts", "shape", "control", "global", "shared", "async", "wgmma", "ptx"):
+    for name in ("arith", "casts", "shape", "control", "global", "shared", "barriers", "async",
+                 "wgmma", "ptx"):  # fmt: skip
         importlib.import_module(f"tileloom.emulator.lower_{name}")
 
 
@@ -228,7 +229,7 @@ class Program:
         """Report asynchronous work that the program left unwaited."""
         if cta.aborted:
             return
-        for partition in cta.partitions:
+        for partition in (one for lead in cta.partitions for one in lead.team):
             queue = partition.wgmma
             if partition.clock.get(queue.key, 0) < queue.issued and queue.last:
                 partition.report(
@@ -276,6 +277,8 @@ def _find_block(blocks: list[Block], label: str, current: Block) -> tuple[Block,
 
 def _foreign(name: str) -> str:
     """Say what an operation is that the emulator does not play."""
+    if re.match(r"ttng\.async_tma_(gather|scatter)$|tt\.descriptor_(gather|scatter)$", name):
+        return "is one of Blackwell's: Hopper's TMA neither gathers nor scatters rows"
     if re.match(r"ttng\.(tmem|tc_?gen5|clc|cluster_launch)|ttng\.\w*(tmem|tc_?gen5|scale)", name):
         return (
             "is one of Blackwell's (tensor memory, tcgen05); the emulator plays Hopper and Ampere. "

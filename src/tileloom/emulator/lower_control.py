@@ -9,7 +9,6 @@ from collections.abc import Generator
 from functools import lru_cache
 from typing import Any
 
-from tileloom.emulator.happens_before import join
 from tileloom.emulator.ir import Block, Op, walk
 from tileloom.emulator.lower import END, NEST, PURE, STEP, Program, Run, lowers, poll
 from tileloom.emulator.machine import Frame, Partition, Wait
@@ -236,8 +235,11 @@ def _warp_specialize(op: Op, program: Program) -> Run:
             child.generator = program.run_blocks(region, frame)
             cta.partitions.append(child)
             children.append(child)
-        main.clock[main.key] += 1
-        outer, main.name = main.name, default_name
+        for one in main.team:
+            one.clock[one.key] += 1
+        outer = main.name
+        for one in main.team:
+            one.name = default_name
         yield None
         values = (yield from program.run_blocks(default, f)) or []
         for slot, value in zip(results, values):
@@ -249,9 +251,10 @@ def _warp_specialize(op: Op, program: Program) -> Run:
         if not ended():
             yield Wait(ended, lambda: "the other partitions of warp_specialize to end", op.loc)
         for child in children:
-            join(main.clock, child.clock)
-            join(main.fence, child.fence)
-        main.name = outer
+            for one, mate in zip(main.team, child.team):
+                one.learn(mate.clock, mate.fence)
+        for one in main.team:
+            one.name = outer
 
     return run
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tileloom.emulator import dtypes, global_access
+from tileloom.emulator.cluster import spread_of
 from tileloom.emulator.happens_before import Record
 from tileloom.emulator.ir import Loc, Op, parse_type
 from tileloom.emulator.lower import STEP, Program, Run, lowers
@@ -65,13 +66,14 @@ def _load(op: Op, program: Program) -> Run:
     ty = op.operand_types()[0]
     elem = "ptr" if ty.pointee.startswith("!tt.ptr") else ty.pointee
     volatile = op.attrs.get("isVolatile") == "true"
+    spread = spread_of(ty, program.module)
     what = "volatile load" if volatile else "load"
 
     def run(f: Frame) -> None:
         where = np.asarray(f[address])
         mask = lanes(f, mask_slot, where.shape)
         other = None if other_slot is None else f[other_slot]
-        value = global_access.read(f[0], where, mask, other, elem, op.loc, what, volatile)
+        value = global_access.read(f[0], where, mask, other, elem, op.loc, what, volatile, spread)
         f[d] = value if where.ndim else dtypes.scalar(value, elem)
 
     return run
@@ -83,10 +85,12 @@ def _store(op: Op, program: Program) -> Run:
     mask_slot = rest[0] if rest else None
     ty = op.operand_types()[0]
     elem = "ptr" if ty.pointee.startswith("!tt.ptr") else ty.pointee
+    spread = spread_of(ty, program.module)
 
     def run(f: Frame) -> None:
         where = np.asarray(f[address])
-        global_access.write(f[0], where, f[value], lanes(f, mask_slot, where.shape), elem, op.loc)
+        mask = lanes(f, mask_slot, where.shape)
+        global_access.write(f[0], where, f[value], mask, elem, op.loc, spread=spread)
 
     return run
 
@@ -177,11 +181,11 @@ def check_descriptor(desc: Desc, address: int, what: str) -> None:
 
 def tma_read(
     partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str, proxy: str = "async",
-    key: int | None = None,
+    key: int | None = None, part: tuple[slice, ...] | None = None,
 ) -> Record:  # fmt: skip
-    """Check a box read for races and return its record."""
+    """Check a read of a box, or of a part of it, for races and return its record."""
     _check_box(partition, desc, at, loc, what)
-    inside, _, _ = desc.window(at)
+    inside = desc.window(at)[0] if part is None else desc.part(at, part)
     return partition.cta.launch.memory.access(
         desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,
         write=False, proxy=proxy, key=key,
@@ -191,10 +195,11 @@ def tma_read(
 def tma_write(
     partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str, proxy: str = "async",
     key: int | None = None, epoch: float = 0, atomic: bool = False,
+    part: tuple[slice, ...] | None = None,
 ) -> None:  # fmt: skip
-    """Check a box write for races."""
+    """Check a write of a box, or of a part of it, for races."""
     _check_box(partition, desc, at, loc, what)
-    inside, _, _ = desc.window(at)
+    inside = desc.window(at)[0] if part is None else desc.part(at, part)
     extra: dict[str, Any] = {} if key is None else {"key": key, "epoch": epoch}
     partition.cta.launch.memory.access(
         desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,

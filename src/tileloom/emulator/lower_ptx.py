@@ -81,7 +81,7 @@ def _inline_asm(op: Op, program: Program) -> Run:
     sources = op.operand_types() if op.operands else []
     plain = _plain_barrier(code, op)
     if plain is not None:
-        return _lower_barrier(op, *plain)
+        return _lower_barrier(op, program, *plain)
     outputs, inputs = _constraints(op.attrs["constraints"].strip('"'), op)
     tensor = next((t for t in (*types, *sources) if t.kind == "tensor"), None)
     numel = int(np.prod(tensor.shape)) if tensor is not None else 1
@@ -143,10 +143,12 @@ def _inline_asm(op: Op, program: Program) -> Run:
     return run
 
 
-def _lower_barrier(op: Op, verb: str, ident: int, count: int) -> Run:
+def _lower_barrier(op: Op, program: Program, verb: str, ident: int, count: int) -> Run:
     """Lower text that is a named barrier and nothing else, without an interpreter."""
     (d,) = op.results
     op.kind = STEP
+    if program.module.num_ctas > 1:
+        raise UnsupportedKernelError("a named barrier in a cluster", op.loc)
 
     def run(f: Frame) -> Wait | None:
         f[d] = 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tileloom.emulator import dtypes
+from tileloom.emulator.cluster import spread_of
 from tileloom.emulator.ir import Loc, Op
 from tileloom.emulator.lower import STEP, OutOfViewError, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition
@@ -42,7 +43,7 @@ def check_written(partition: Partition, view: View, what: str, loc: Loc) -> None
         f"{what} reads shared buffer {view.name}, of which {missing} of {view.init.size} elements "
         "were never written",
         loc, what,
-        other=Access(view.buffer.loc, "allocation", partition.name, partition.cta.program),
+        other=Access(view.buffer.loc, "allocation", partition.title, partition.cta.program),
         hint="store or copy into it first, or read a smaller slice",
     )  # fmt: skip
 
@@ -54,6 +55,8 @@ def _local_alloc(op: Op, program: Program) -> Run:
     source = op.operands[0] if op.operands else None
     geometry = Geometry(ty.shape)
     name = op.loc.name or "smem"
+    pieces = spread_of(ty, program.module).pieces
+    ctas = program.module.num_ctas
     offset = op.int_attr("allocation.offset", -1)
     key = id(op)
 
@@ -62,7 +65,7 @@ def _local_alloc(op: Op, program: Program) -> Run:
         cta = partition.cta
         buffer = cta.buffers.get(key)
         if buffer is None or offset < 0:
-            buffer = SharedBuffer(name, ty.elem, geometry, op.loc)
+            buffer = SharedBuffer(name, ty.elem, geometry, op.loc, ctas, pieces)
             buffer.start = offset
             if offset >= 0:
                 _find_aliases(buffer, list(cta.buffers.values()))
@@ -88,13 +91,15 @@ def _find_aliases(buffer: SharedBuffer, others: list[SharedBuffer]) -> None:
 def store(partition: Partition, view: View, value: Any, loc: Loc) -> None:
     """Write a register tensor to shared memory."""
     values = np.asarray(value)
-    partition.cta.launch.shared.access(view, partition, "local store", loc, write=True)
+    for one in partition.team:
+        partition.cta.launch.shared.access(view, one, "local store", loc, write=True)
     view.write(values if values.shape == view.data.shape else values.reshape(view.data.shape))
 
 
 def load(partition: Partition, view: View, loc: Loc) -> np.ndarray:
     """Read shared memory into a register tensor."""
-    partition.cta.launch.shared.access(view, partition, "local load", loc, write=False)
+    for one in partition.team:
+        partition.cta.launch.shared.access(view, one, "local load", loc, write=False)
     check_written(partition, view, "local load", loc)
     return view.data.copy()
 

@@ -32,7 +32,7 @@ class Pending:
 
     def side(self, partition: Partition) -> Access:
         """Return the multiply as a report shows it."""
-        return Access(self.loc, "warpgroup_mma", partition.name, partition.cta.program)
+        return Access(self.loc, "warpgroup_mma", partition.title, partition.cta.program)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         if self.value is None or not self.reported:
@@ -63,23 +63,17 @@ def _dot(op: Op, program: Program) -> Run:
         left, right = f[a], f[b]
         start: Any = f[c]
         use = True if use_slot is None else bool(f[use_slot])
-        queue = partition.wgmma
-        queue.issued += 1
-        queue.last = loc
-        number = queue.issued
+        number = partition.wgmma.issued + 1
+        for one in partition.team:
+            one.wgmma.issued, one.wgmma.last = number, loc
         for slot, value in ((a, left), (b, right)):
             if value.__class__ is View or value.__class__ is BadView:
                 view = view_of(f, slot)
-                cta.launch.shared.access(
-                    view,
-                    partition,
-                    "wgmma",
-                    loc,
-                    write=False,
-                    proxy="async",
-                    key=queue.key,
-                    epoch=number,
-                )
+                for one in partition.team:
+                    cta.launch.shared.access(
+                        view, one, "wgmma", loc, write=False, proxy="async", key=one.wgmma.key,
+                        epoch=number,
+                    )  # fmt: skip
                 check_written(partition, view, "wgmma", loc)
         in_registers = None if left.__class__ is View else np.asarray(left)
         if start.__class__ is not Pending:
@@ -92,7 +86,7 @@ def _dot(op: Op, program: Program) -> Run:
             if use:
                 value = value + (start.value if start.__class__ is Pending else start)
             result.value = round_to(value, elem)
-            queue.done = number
+            partition.wgmma.done = number
 
         cta.issue("wgmma", partition, complete, loc, queue=("wgmma", partition.key))
         f[d] = result
@@ -100,7 +94,8 @@ def _dot(op: Op, program: Program) -> Run:
             return None
 
         def finish() -> None:
-            partition.clock[queue.key] = number
+            for one in partition.team:
+                one.clock[one.wgmma.key] = number
             f[d] = result.value
 
         if result.ready:
@@ -123,7 +118,9 @@ def _dot_wait(op: Op, program: Program) -> Run:
         target = queue.issued - pending
 
         def finish() -> None:
-            partition.clock[queue.key] = max(partition.clock.get(queue.key, 0), target)
+            for one in partition.team:
+                key = one.wgmma.key
+                one.clock[key] = max(one.clock.get(key, 0), target)
             for source, result in zip(operands, results):
                 value = f[source]
                 done = value.__class__ is Pending and value.number <= target

@@ -83,12 +83,21 @@ class Queue:
 
 
 class Partition:
-    """A warp-specialised partition of a program: one logical thread with a clock."""
+    """A warp-specialised partition of a program: one logical thread with a clock.
 
-    def __init__(self, cta: Cta, name: str, warps: int, parent: Partition | None = None) -> None:
+    In a cluster there is one for each CTA. They make up a team, of which the first one runs the
+    program, and books are kept for all.
+    """
+
+    def __init__(
+        self, cta: Cta, name: str, warps: int, parent: Partition | None = None, rank: int = 0
+    ) -> None:
         launch = cta.launch
         self.cta = cta
         self.name = name
+        self.rank = rank
+        self.team: list[Partition] = [self]
+        self.left: tuple[Clock, Clock] = ({}, {})
         self.warps = warps
         self.key = launch.new_key()
         self.clock: Clock = dict(parent.clock) if parent else {}
@@ -113,6 +122,24 @@ class Partition:
         self.since = 0
         self.track = len(cta.partitions)
         self.first_thread = 0
+        if rank == 0:
+            for other in range(1, launch.program.module.num_ctas):
+                above = parent.team[other] if parent else None
+                mate = Partition(cta, name, warps, above, other)
+                mate.team = [mate]
+                self.team.append(mate)
+
+    @property
+    def title(self) -> str:
+        """The name for reports; in a cluster with the CTA's number."""
+        if self.cta.clustered:
+            return f"{self.name}, CTA {self.rank}"
+        return self.name
+
+    def learn(self, clock: Clock, fence: Clock) -> None:
+        """Take over what somebody else knew."""
+        join(self.clock, clock)
+        join(self.fence, fence)
 
     def look(self, loc: Loc, addresses: Any) -> None:
         """Note a read of global memory; reading one place again is what a spinning loop does."""
@@ -133,7 +160,7 @@ class Partition:
         hint: str = "", severity: str = "error", details: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         """Report a fault of this partition at a statement."""
-        at = Access(loc, what, self.name, self.cta.program)
+        at = Access(loc, what, self.title, self.cta.program)
         self.cta.launch.reporter.add(
             kind, message, at, other=other, hint=hint, severity=severity, details=details
         )
@@ -146,6 +173,7 @@ class Cta:
         self.launch = launch
         self.program = program
         self.aborted = False
+        self.clustered = launch.program.module.num_ctas > 1
         self.partitions: list[Partition] = []
         self.inflight: list[InFlight] = []
         self.buffers: dict[int, SharedBuffer] = {}

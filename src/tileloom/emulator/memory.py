@@ -92,6 +92,15 @@ class Desc:
             shadow[self.offset :], tuple(self.shape), tuple(s * 4 for s in self.strides)
         )
 
+    def part(self, at: list[int], part: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Return the slices of the tensor that a part of a box at some coordinates covers."""
+        inside = []
+        for start, piece, size, limit in zip(at, part, self.block, self.shape):
+            first, last, _ = piece.indices(size)
+            low = min(max(start + first, 0), limit)
+            inside.append(slice(low, max(min(start + last, limit), low)))
+        return tuple(inside)
+
     def window(self, at: list[int]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
         """Clip a box at some coordinates: slices of the tensor, of the box, and if it is whole."""
         inside, part = [], []
@@ -164,21 +173,39 @@ class Geometry:
         return number
 
 
-class SharedBuffer:
-    """One shared allocation of one program."""
+class Book:
+    """The accesses to one CTA's copy or part of a shared allocation, by region."""
 
-    def __init__(self, name: str, elem: str, geometry: Geometry, loc: Loc) -> None:
+    __slots__ = ("reads", "writes")
+
+    def __init__(self) -> None:
+        self.writes: dict[int, Record] = {}
+        self.reads: dict[int, list[Record]] = {}
+
+
+class SharedBuffer:
+    """One shared allocation of one program; in a cluster, of all its CTAs.
+
+    Attributes:
+        books: The accesses, for each CTA.
+        bars: The mbarriers in it, by offset and CTA.
+        pieces: How many CTAs' parts the logical shape is made of.
+    """
+
+    def __init__(
+        self, name: str, elem: str, geometry: Geometry, loc: Loc, ctas: int = 1, pieces: int = 1
+    ) -> None:
         self.name = name
         self.elem = elem
         self.geometry = geometry
         self.loc = loc
         self.data = np.zeros(geometry.shape, dtypes.numpy_type(elem))
         self.init = np.zeros(geometry.shape, np.bool_)
-        self.writes: dict[int, Record] = {}
-        self.reads: dict[int, list[Record]] = {}
-        self.bars: dict[int, Barrier] = {}
+        self.books = [Book() for _ in range(ctas)]
+        self.bars: dict[tuple[int, int], Barrier] = {}
         self.start = -1
-        self.nbytes = geometry.size * dtypes.size_of(elem)
+        self.pieces = pieces
+        self.nbytes = geometry.size * dtypes.size_of(elem) // pieces
         self.aliases: list[SharedBuffer] = []
         self.origin = self.init.__array_interface__["data"][0]
         self.poison()
@@ -196,8 +223,8 @@ class SharedBuffer:
         slot = self.geometry.size // shape[0] if len(shape) > 2 else self.geometry.size
         low, high = self.geometry.span[region]
         return (
-            self.start + low // slot * slot * size,
-            self.start + -(-high // slot) * slot * size,
+            self.start + low // slot * slot * size // self.pieces,
+            self.start + -(-high // slot) * slot * size // self.pieces,
         )
 
 

@@ -73,6 +73,8 @@ def play(lanes: Lanes, i: Instruction) -> Steps:
     name = i.parts[0]
     if why := unknown_form(i.name):
         raise lanes.fail(why, i)
+    if lanes.partition.cta.clustered and name in ("ld", "st", "atom", "red", "bar", "barrier"):
+        raise lanes.fail("in a cluster each CTA would run it; that is not played", i)
     if name in ("bar", "barrier"):
         yield from _named_barrier(lanes, i)
     elif name in ("ld", "st", "atom", "red"):
@@ -157,12 +159,14 @@ def _fence(lanes: Lanes, i: Instruction) -> None:
     parts = set(i.parts[1:])
     if "proxy" in parts:
         if "async" in i.name:
-            partition.fence_proxies(shared="global" not in parts, memory="shared" not in i.name)
+            for one in partition.team:
+                one.fence_proxies(shared="global" not in parts, memory="shared" not in i.name)
         return
     if "mbarrier_init" in parts:
         return
     if "cta" not in parts:
-        global_edges.fence(partition)
+        for one in partition.team:
+            global_edges.fence(one)
 
 
 def _bulk(lanes: Lanes, i: Instruction) -> Steps:

@@ -6,6 +6,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
@@ -57,3 +58,20 @@ def store_wait_all():
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r,r", [gl.to_tensor(0)], gl.int32, False, 1
     )
+
+
+# ---- clusters: from Triton 3.7 on
+if hasattr(hopper, "cluster"):
+    _cluster_barrier = getattr(hopper.cluster, "barrier", None)
+    _cluster_arrive = getattr(hopper.cluster, "arrive", None)
+    _cluster_wait = getattr(hopper.cluster, "wait", None)
+    _ONE_CALL = gl.constexpr(_cluster_barrier is not None)
+
+    @gluon.jit
+    def cluster_barrier():
+        """Let the CTAs of a cluster meet, and each know what the others have done."""
+        if _ONE_CALL:
+            _cluster_barrier()
+        else:
+            _cluster_arrive()
+            _cluster_wait()
