@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FILE = """
 import pytest, torch, triton, triton.language as tl
@@ -28,14 +26,25 @@ def test_marked(emulated):
 
 def test_finds(emulated):
     copy[(1,)](torch.ones(100), torch.ones(100), 128, 128)
+
+@pytest.mark.emulate(levels=("ttir",), schedules=("late",), sms=3)
+class TestMarkerAlone:
+    def test_alone(self):
+        copy[(1,)](torch.ones(100), torch.ones(100), 100, 128)
+
+    @pytest.mark.emulate(levels=("machine",))
+    @pytest.mark.parametrize("n", [1, 100])
+    def test_closest(self, n, emulated):
+        copy[(1,)](torch.ones(n), torch.ones(n), n, 128)
+        assert (emulated.options.level, emulated.target.sms) == ("machine", 3)
 """
 
 
-def run_pytest(folder, text):
+def run_pytest(folder, text, *arguments):
     (folder / "test_it.py").write_text(text)
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tileloom.emulator.pytest_plugin", "-q", "-rA",
-         "-p", "no:cacheprovider", "test_it.py"],
+         "-p", "no:cacheprovider", *(arguments or ["test_it.py"])],
         cwd=folder, capture_output=True, text=True, timeout=240, check=False,
         env={"PYTHONPATH": f"{ROOT / 'src'}:" + ":".join(sys.path), "PATH": "/usr/bin:/bin",
              "OPENBLAS_NUM_THREADS": "1", "HOME": str(folder)},
@@ -50,11 +59,27 @@ def test_fixture_runs_each_schedule_and_raises_on_errors(tmp_path):
     for way in ("ttir-random1", "ttir-random2", "ttgir-random1", "ttgir-random2"):
         assert f"PASSED test_it.py::test_marked[{way}]" in out
     assert "OutOfBoundsError" in out
+    assert "PASSED test_it.py::TestMarkerAlone::test_alone[ttir-late]" in out
+    for n in (1, 100):
+        assert f"PASSED test_it.py::TestMarkerAlone::test_closest[machine-late-{n}]" in out
 
 
-@pytest.mark.parametrize("marker", ["schedule='late'", "'late'"])
-def test_unknown_marker_arguments_are_refused(marker, tmp_path):
-    text = f"import pytest\n@pytest.mark.emulate({marker})\ndef test_it(emulated):\n    pass\n"
-    result = run_pytest(tmp_path, text)
-    assert result.returncode != 0
-    assert "is not known; accepted are schedules, levels, seeds" in result.stdout + result.stderr
+REFUSED = {
+    "schedule='late'": "'schedule' is not known; accepted are schedules, levels, seeds, arch, sms",
+    "'late'": "'late' is not known; accepted are schedules, levels, seeds, arch, sms",
+    "schedules='late'": "schedules is 'late'; it must be a tuple. Try: schedules=('late',).",
+    "seeds=3": "seeds is 3; it must be a tuple. Try: seeds=(3,).",
+    "schedules=('soon',)": "schedule='soon' is not known; accepted are late, eager, random.",
+}
+
+
+def test_wrong_marker_arguments_are_refused(tmp_path):
+    for number, marker in enumerate(REFUSED):
+        text = f"import pytest\n@pytest.mark.emulate({marker})\ndef test_it(emulated):\n    pass\n"
+        (tmp_path / f"test_{number}.py").write_text(text)
+    said = run_pytest(
+        tmp_path, "def test_it():\n    pass\n", ".", "--continue-on-collection-errors"
+    )
+    for marker, sentence in REFUSED.items():
+        assert sentence in said.stdout, marker
+    assert "1 passed, 5 errors" in said.stdout

@@ -1,9 +1,11 @@
 """A fixture and a marker for tests of kernels: enable with ``-p tileloom.emulator.pytest_plugin``.
 
->>> def test_my_kernel(emulated):            # once for each schedule and level
+>>> def test_my_kernel(emulated):            # once for each schedule
 ...     my_kernel[grid](...)                 # an error in the kernel raises here
 
-``@pytest.mark.emulate(schedules=("late", "random"), levels=("ttgir",), seeds=(0, 1))`` says how.
+``@pytest.mark.emulate(schedules=("late", "random"), levels=("ttgir", "machine"), seeds=(0, 1))``
+says how, and further options of `tileloom.emulator.run`; a test with the marker runs on the
+emulator also without the fixture. By default: late, eager and random, at ``ttgir``, seed 0.
 """
 
 from __future__ import annotations
@@ -26,18 +28,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that uses the fixture once for each schedule, level and seed."""
-    if "emulated" not in metafunc.fixturenames:
+    """Run a test that has the fixture or the marker once for each schedule, level and seed."""
+    markers = list(metafunc.definition.iter_markers("emulate"))
+    if "emulated" not in metafunc.fixturenames and not markers:
         return
     chosen: dict[str, Any] = dict(_DEFAULT)
-    for marker in reversed(list(metafunc.definition.iter_markers("emulate"))):
+    for marker in reversed(markers):  # the closest one decides
         unknown = sorted(set(marker.kwargs) - set(_DEFAULT) - set(_OPTIONS))
         if unknown or marker.args:
             raise pytest.UsageError(
                 f"emulate: {unknown[0] if unknown else marker.args[0]!r} is not known; accepted "
-                f"are "
-                f"{', '.join([*_DEFAULT, *_OPTIONS])}."
+                f"are {', '.join([*_DEFAULT, *_OPTIONS])}."
             )
+        for name in sorted(set(marker.kwargs) & set(_DEFAULT)):
+            if isinstance(marker.kwargs[name], (str, int)):
+                raise pytest.UsageError(
+                    f"emulate: {name} is {marker.kwargs[name]!r}; it must be a tuple. Try: "
+                    f"{name}=({marker.kwargs[name]!r},)."
+                )
         chosen.update(marker.kwargs)
     ways, names = [], []
     for level in chosen["levels"]:
@@ -46,13 +54,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 options = {k: chosen[k] for k in _OPTIONS if k in chosen}
                 ways.append({"level": level, "schedule": schedule, "seed": seed, **options})
                 names.append(f"{level}-{schedule}" + (str(seed) if schedule == "random" else ""))
-    metafunc.parametrize("emulated", ways, ids=names, indirect=True)
+    metafunc.parametrize("_emulation", ways, ids=names, indirect=True)
 
 
-@pytest.fixture
-def emulated(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Run the test's kernels on the emulator; gives the `tileloom.emulator.Run`."""
+@pytest.fixture(autouse=True)
+def _emulation(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Run a chosen test's kernels on the emulator; leave every other test alone."""
+    if not hasattr(request, "param"):
+        yield None
+        return
     from tileloom.emulator import run
 
     with run(**request.param) as session:
         yield session
+
+
+@pytest.fixture
+def emulated(_emulation: Any) -> Any:
+    """Run the test's kernels on the emulator; gives the `tileloom.emulator.Run`."""
+    return _emulation
