@@ -61,7 +61,7 @@ def test_every_kernel_file_ships_something():
     root = Path(tileloom.ops.__path__[0])
     files = {
         ".".join(("tileloom.ops", *path.relative_to(root).with_suffix("").parts))
-        for path in root.glob("*/kernel_*.py")
+        for path in root.rglob("kernel_*.py")
     }
     assert files == {spec.function.partition(":")[0] for spec in shipped.SPECS.values()}
 

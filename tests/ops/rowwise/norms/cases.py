@@ -13,8 +13,10 @@ from tileloom.ops.rowwise.rms_norm import rms_norm, rms_norm_reference
 from tileloom.testing import Case, assert_accurate
 
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
-# Makes the kernels of long rows run on rows of a few hundred elements.
-LONG = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1))
+# Makes programs share rows of a few hundred elements: the backward asks for the next row ahead, or
+# reads its part again.
+LONG = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1, 1, 2))
+LONG_AGAIN = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1, 1, 1))
 # Several rows at a time, and a walk over them that is pipelined.
 PIPED = TritonConfig(Tile(128, 2, 1), Tile(128, 2, 1, 1, 3))
 
@@ -43,7 +45,9 @@ class NormCase:
 
     @property
     def id(self) -> str:
-        form = {LONG: "-long", PIPED: "-piped"}.get(self.config, "") + "-far" * (self.offset != 0)
+        form = {LONG: "-long", LONG_AGAIN: "-again", PIPED: "-piped"}.get(
+            self.config, ""
+        ) + "-far" * (self.offset != 0)
         return self.case.id + form + ("" if self.vectors is None else "-mixed")
 
     def inputs(self, device: torch.device | str = "cpu") -> Inputs:
@@ -121,6 +125,12 @@ def check(inputs: Inputs, results: dict[str, torch.Tensor]) -> None:
 
 
 _EVERYTHING = ("weight", "bias", "residual")
+
+
+def everything(op: str) -> tuple[str, ...]:
+    """Every tensor that the operator takes."""
+    return _EVERYTHING[:: 2 if op == "rms" else 1]
+
 
 WHOLE = [
     NormCase("rms", (5, 100)),

@@ -103,6 +103,9 @@ def test_a_config_that_cannot_run_says_why(op):
         function(X, config=TritonConfig())
     with emulator.run(), pytest.raises(ConfigError, match=r"forward\.block is 48, not a power"):
         function(X, config=TritonConfig(Tile(48)))
+    narrow = TritonConfig(Tile(64))
+    with emulator.run(sms=8), pytest.raises(ConfigError, match=r"so that 5 programs share a row"):
+        function(torch.zeros(2, 300), config=narrow)
     deep = TritonConfig(backward=Tile(16384, 1, 32, 1, 8))
     with emulator.run(), pytest.raises(ConfigError, match=r"bytes of shared memory, and NVIDIA"):
         function(torch.zeros(2, 16384), torch.zeros(16384), config=deep)

@@ -19,7 +19,7 @@ RUNS = [("eager", 0), ("random", 1), ("random", 2)]
 def judged(case: NormCase, schedule: str, seed: int) -> dict[str, torch.Tensor]:
     inputs = case.inputs()
     with (
-        emulator.run(schedule=schedule, level="machine", seed=seed, sms=2) as run,
+        emulator.run(schedule=schedule, level="machine", seed=seed, sms=8) as run,
         poisoned_memory(),
         record_choices() as made,
     ):
@@ -33,8 +33,8 @@ def judged(case: NormCase, schedule: str, seed: int) -> dict[str, torch.Tensor]:
 
 def _kernels(case: NormCase) -> list[str]:
     names = ["norm_fwd", "norm_bwd"]
-    if case.config is LONG:
-        names = ["norm_stats", "norm_apply", "norm_bwd_stats", "norm_bwd_apply"]
+    if case.config in (LONG, cases.LONG_AGAIN):
+        names = ["norm_fwd_split", "norm_bwd_split"]
     if {"weight", "bias"} & set(case.has):
         names.append("norm_vectors")
     return [f"{name}_kernel" for name in names]
@@ -59,7 +59,7 @@ def test_narrow_rows(op, width):
     # The gradient of a layer norm of one element is 0, which no rule can judge.
     case = NormCase(op, (40, width), cases.FP32, ("weight",))
     inputs = case.inputs()
-    with emulator.run(sms=2):
+    with emulator.run(sms=8):
         results = cases.run(inputs)
     if width > 1:
         cases.check(inputs, results)
@@ -69,20 +69,11 @@ def test_narrow_rows(op, width):
         torch.testing.assert_close(actual, expected[name], atol=1e-5, rtol=1e-4)
 
 
-def test_long_rows_few_at_a_time_give_the_same(monkeypatch):
-    """As where the rows do not fit into L2 together: shares are carried from launch to launch."""
-    case = NormCase(
-        "layer", (7, 150), cases.FP32, ("weight", "bias", "residual"), config=cases.LONG
-    )
-    whole = judged(case, "late", 0)
-    monkeypatch.setattr("tileloom.ops.rowwise.norm.arguments._L2_BYTES", 2 * 2 * 150 * 4)
-    inputs = case.inputs()
-    with emulator.run(sms=2) as run:
-        few = cases.run(inputs)
-    assert len(run.launches) == 4 * 4 + 1
-    cases.check(inputs, few)
-    for name in ("out", "stream", "dx"):
-        assert torch.equal(few[name], whole[name]), name
+@pytest.mark.parametrize("config", [LONG, cases.LONG_AGAIN], ids=["ahead", "again"])
+@pytest.mark.parametrize("op", ["rms", "layer"])
+def test_shared_rows_of_several_groups(op, config):
+    """Programs go on to further rows, and find their shares again."""
+    judged(NormCase(op, (7, 150), cases.BF16, cases.everything(op), config=config), "late", 0)
 
 
 @pytest.mark.parametrize("config", [None, LONG], ids=["whole", "long"])
@@ -90,7 +81,7 @@ def test_long_rows_few_at_a_time_give_the_same(monkeypatch):
 def test_a_nan_spoils_its_row_only(op, config):
     inputs = NormCase(op, (3, 100), config=config).inputs()
     inputs.tensors["x"][1, 70] = float("nan")
-    with emulator.run(sms=2):
+    with emulator.run(sms=8):
         results = cases.run(inputs)
     for name in ("out", "dx"):
         assert results[name].isnan().any(1).tolist() == [False, True, False]
@@ -117,7 +108,7 @@ def test_one_gradient_alone(wanted, config):
     name = "x" if wanted == "stream" else wanted
     leaves[name] = leaves[name].detach().requires_grad_()
     x = leaves.pop("x")
-    with emulator.run(sms=2):
+    with emulator.run(sms=8):
         outs = cases.FUNCTIONS["rms"][0](x, **leaves, config=config)
         which = 1 if wanted == "stream" else 0
         leaf = x if name == "x" else leaves[name]
@@ -138,6 +129,6 @@ def test_a_gradient_and_a_weight_of_any_strides_are_read_in_place(dout):
     for name in ("weight", "bias"):
         wide[:, 1] = inputs.tensors[name]
         inputs.tensors[name] = wide.clone()[:, 1]
-    with emulator.run(sms=2):
+    with emulator.run(sms=8):
         results = cases.run(inputs)
     cases.check(inputs, results)

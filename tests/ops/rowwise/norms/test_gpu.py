@@ -20,12 +20,6 @@ pytestmark = pytest.mark.gpu
 
 both = pytest.mark.parametrize("op", ["rms", "layer"])
 DTYPES = (cases.FP16, cases.BF16, cases.FP32)
-_EVERYTHING = ("weight", "bias", "residual")
-
-
-def has(op: str) -> tuple[str, ...]:
-    """Every tensor that the operator takes."""
-    return _EVERYTHING[:: 2 if op == "rms" else 1]
 
 
 def judged(case: NormCase) -> None:
@@ -51,13 +45,13 @@ def test_the_shared_cases_are_right(case):
 @both
 def test_every_width_and_dtype_is_right(op, width, dtype):
     rows = max(3, min(3000, 2**21 // width))
-    judged(NormCase(op, (rows, width), dtype, has(op)))
+    judged(NormCase(op, (rows, width), dtype, cases.everything(op)))
 
 
 @pytest.mark.parametrize("vectors", [cases.FP16, cases.BF16, cases.FP32, torch.float64])
 @both
 def test_weights_of_any_dtype_are_right(op, vectors):
-    judged(NormCase(op, (300, 768), cases.BF16, has(op), vectors=vectors))
+    judged(NormCase(op, (300, 768), cases.BF16, cases.everything(op), vectors=vectors))
 
 
 @both
@@ -83,8 +77,8 @@ def test_rows_of_one_and_of_no_element(op):
 )
 @both
 def test_layouts_are_right(op, layout):
-    judged(NormCase(op, (6, 50, 777), cases.BF16, has(op), (layout, "contiguous")))
-    judged(NormCase(op, (6, 50, 512), cases.BF16, has(op), (layout, layout)))
+    judged(NormCase(op, (6, 50, 777), cases.BF16, cases.everything(op), (layout, "contiguous")))
+    judged(NormCase(op, (6, 50, 512), cases.BF16, cases.everything(op), (layout, layout)))
 
 
 @pytest.mark.parametrize("width", [4096, 2**17])
@@ -132,7 +126,7 @@ def test_calls_without_gradients_are_captured_in_a_graph(op, width):
 
 @both
 def test_training_is_captured_in_a_graph(op):
-    inputs = NormCase(op, (300, 1024), cases.BF16, has(op)).inputs("cuda")
+    inputs = NormCase(op, (300, 1024), cases.BF16, cases.everything(op)).inputs("cuda")
     for _ in range(3):
         expected = cases.run(inputs)
     stream = torch.cuda.Stream()

@@ -31,16 +31,30 @@ def smem_bytes(problem: NormProblem, tile: Tile) -> int:
     return (tile.stages - 1) * tile.block * tile.rows * (row + weight) + 4096
 
 
+def parts_of(problem: NormProblem, tile: Tile) -> int:
+    """How many programs share a row: 1 where the tile covers it."""
+    return -(-problem.rows.width // tile.block)
+
+
+def _shared(problem: NormProblem, target: Target, tile: Tile) -> Tile:
+    """The tile, widened until no more than half of the multiprocessors share a row."""
+    while 2 * parts_of(problem, tile) > target.sms and tile.block < 65536:
+        tile = replace(tile, block=2 * tile.block, num_warps=min(32, 2 * tile.num_warps))
+    return tile
+
+
 def rule(problem: NormProblem, target: Target) -> TritonConfig:
-    """Give the tiles for a problem."""
+    """Give the tiles for a problem: whole rows in registers while they fit, else shared rows."""
     width = padded(problem.rows.width)
     rows = max(1, 2048 // width)
     if width > _WHOLE_FORWARD:
-        forward = Tile(8192, 1, 8)
+        forward = _shared(problem, target, Tile(8192, 1, 8))
     else:
         forward = Tile(width, rows, max(1, min(32, width * rows // 512)))
     if width > (_WHOLE_BACKWARD_CENTRED if problem.is_centred else _WHOLE_BACKWARD):
-        backward = Tile(2048, 1, 8, 4)
+        backward = _shared(problem, target, Tile(4096, 1, 8, 2, 2))
+        if backward.block > 4096:
+            backward = replace(backward, per_sm=1, stages=1)
     else:
         warps = max(1, min(32, width * rows // 512))
         backward = Tile(width, rows, warps, max(1, 16 // warps), 2)
@@ -50,13 +64,26 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
 
 
 def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> list[str]:
+    why: list[str] = []
+    for name, tile in (("forward", config.forward), ("backward", config.backward)):
+        if tile is None:
+            continue
+        parts = parts_of(problem, tile)
+        if parts > 1 and 2 * parts > target.sms:
+            why.append(
+                f"{name}.block is {tile.block}, so that {parts} programs share a row and wait for "
+                f"each other, more than half of the {target.sms} multiprocessors of {target.name}"
+            )
+        if parts * problem.rows.count > 2**31 - 1:
+            why.append(f"{name}.block is {tile.block}, which takes more than 2^31 - 1 programs")
     tile = config.backward
-    if tile is None or smem_bytes(problem, tile) <= target.smem:
-        return []
-    return [
-        f"backward.stages is {tile.stages}, which needs {smem_bytes(problem, tile)} bytes of "
-        f"shared memory, and {target.name} has {target.smem}"
-    ]
+    needs = 0 if tile is None or parts_of(problem, tile) > 1 else smem_bytes(problem, tile)
+    if tile is not None and needs > target.smem:
+        why.append(
+            f"backward.stages is {tile.stages}, which needs {needs} bytes of shared memory, and "
+            f"{target.name} has {target.smem}"
+        )
+    return why
 
 
 def choose(op: str, problem: NormProblem, target: Target, config: RowConfig | None) -> Choice:

@@ -6,16 +6,10 @@ Mathematics, for a row h of n elements (h = x, or x + residual rounded to x's dt
     layer:  mean = sum h / n,  rstd = 1 / sqrt(sum (h - mean)^2 / n + eps),
             out = (h - mean) * rstd * weight + bias
 
-Tile picture. A row that fits (`norm_fwd_kernel`): one program takes ROWS whole rows of BLOCK >= n
-columns, keeps them in registers as float32, and sums twice for the variance. A longer row takes two
-kernels over the same tiles of one row and BLOCK columns, in order of the rows:
+Tile picture: one program takes ROWS whole rows of BLOCK >= n columns, keeps them in registers as
+float32, and sums twice for the variance. Longer rows: `kernel_triton_split.py`.
 
-    norm_stats_kernel   each tile's mean and sum of squared distances -> partial[row, tile]
-    norm_apply_kernel   adds up its row's partials in the order of the tiles, scales its own tile
-
-Bytes moved: x and residual once, out and the stream once; in the long form what the second kernel
-reads again comes from L2, for the launcher takes as many rows at a time as stay there.
-The weight is read once a program, from L2.
+Bytes moved: x and residual once, out and the stream once; the weight once a program, from L2.
 
 Offsets are 64-bit: see `pieces_triton.py` for strides and their units.
 """
@@ -30,7 +24,6 @@ INTEGERS = (
     *("x_0", "x_1", "x_2", "x_d", "r_0", "r_1", "r_2", "r_d", "o_0", "o_1", "o_2", "o_d"),
     *("weight_d", "bias_d"),
 )
-LONG_INTEGERS = ("first", "splits", *INTEGERS[1:])
 
 
 @triton.jit
@@ -105,95 +98,3 @@ def norm_fwd_kernel(
         tl.store(out_at, y.to(out.dtype.element_ty))
     else:
         tl.store(out_at, y.to(out.dtype.element_ty), mask=seen)
-
-
-@triton.jit(do_not_specialize=LONG_INTEGERS)
-def norm_stats_kernel(
-    x, residual, stream, partial,
-    first, splits, width_units, size_1, size_2,
-    x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d, o_0, o_1, o_2, o_d,
-    BLOCK: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr, CENTRED: tl.constexpr,
-):  # fmt: skip
-    """Sum one tile of BLOCK columns of row `first + program // splits`; write the stream.
-
-    `partial` is `[rows of this launch, splits, 2]` in float32: the tile's mean (0 for rms) and the
-    sum of squared distances from it.
-    """
-    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
-    program = tl.program_id(0)
-    split = tl.cast(program % splits, tl.int64)
-    width = tl.cast(width_units, tl.int64) * UNIT
-    rows = (tl.cast(first, tl.int64) + program // splits) + tl.arange(0, 1)
-    columns = split * BLOCK + tl.arange(0, BLOCK)
-    seen = (columns < width)[None, :]
-    at = tile_pointers(x, rows, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR)
-    h = tl.load(at, mask=seen, other=0.0)
-    if residual is not None:
-        at = tile_pointers(
-            residual, rows, columns, size_1, size_2, r_0, r_1, r_2, r_d, GROUPS, VECTOR
-        )
-        added = tl.load(at, mask=seen, other=0.0)
-        h = (h.to(tl.float32) + added.to(tl.float32)).to(stream.dtype.element_ty)
-        at = tile_pointers(
-            stream, rows, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR
-        )
-        tl.store(at, h, mask=seen)
-    h = h.to(tl.float32)
-    own = tl.minimum(width - split * BLOCK, BLOCK).to(tl.float32)
-    centre = tl.zeros([1], tl.float32)
-    if CENTRED:
-        centre = tl.sum(h, 1) / own
-        h = tl.where(seen, h - centre[:, None], 0.0)
-    to = partial + tl.cast(program, tl.int64) * 2 + tl.arange(0, 1)
-    tl.store(to, centre)
-    tl.store(to + 1, tl.sum(h * h, 1))
-
-
-@triton.jit(do_not_specialize=LONG_INTEGERS)
-def norm_apply_kernel(
-    h, weight, bias, out, mean, rstd, partial, eps,
-    first, splits, width_units, size_1, size_2,
-    x_0, x_1, x_2, x_d, o_0, o_1, o_2, o_d, weight_d, bias_d,
-    BLOCK: tl.constexpr, SPLITS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
-    CENTRED: tl.constexpr,
-):  # fmt: skip
-    """Scale the tile that `norm_stats_kernel` summed; `h` is x or the stream, with strides x_*.
-
-    SPLITS is the power of two that holds `splits`.
-    """
-    UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
-    program = tl.program_id(0)
-    split = tl.cast(program % splits, tl.int64)
-    local = tl.cast(program // splits, tl.int64)
-    width = tl.cast(width_units, tl.int64) * UNIT
-    rows = tl.cast(first, tl.int64) + local + tl.arange(0, 1)
-
-    tiles = tl.arange(0, SPLITS).to(tl.int64)
-    known = tiles < splits
-    parts = partial + (local * splits + tiles) * 2
-    squares = tl.load(parts + 1, mask=known, other=0.0)
-    centre = 0.0
-    if CENTRED:
-        means = tl.load(parts, mask=known, other=0.0)
-        sizes = tl.minimum(width - tiles * BLOCK, BLOCK)
-        sizes = tl.where(known, sizes, 0).to(tl.float32)
-        centre = tl.sum(means * sizes, 0) / width
-        away = means - centre
-        squares += sizes * away * away
-    scale = tl.rsqrt(tl.sum(squares, 0) / width + eps)
-    one = tl.zeros([1], tl.float32)
-    if mean is not None:
-        tl.store(mean + rows, one + centre, mask=one + split == 0)
-    if rstd is not None:
-        tl.store(rstd + rows, one + scale, mask=one + split == 0)
-
-    columns = split * BLOCK + tl.arange(0, BLOCK)
-    there = columns < width
-    at = tile_pointers(h, rows, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR)
-    y = (tl.load(at, mask=there[None, :], other=0.0).to(tl.float32) - centre) * scale
-    if weight is not None:
-        y = y * _vector(weight, columns, there, weight_d, False, VECTOR)
-    if bias is not None:
-        y = y + _vector(bias, columns, there, bias_d, False, VECTOR)
-    at = tile_pointers(out, rows, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
-    tl.store(at, y.to(out.dtype.element_ty), mask=there[None, :])

@@ -28,11 +28,12 @@ def shipped() -> tuple[KernelSpec, ...]:
     return (
         forward_spec(problem(4096, bf16, is_centred=False)),
         forward_spec(problem(32760, fp32, is_centred=True, has_residual=True)),
-        *long_forward_specs(problem(2**20, bf16, is_centred=True, has_residual=True)),
+        forward_split_spec(problem(2**20, bf16, is_centred=True, has_residual=True)),
         backward_spec(problem(4096, bf16, is_centred=False)),
         backward_spec(problem(8184, fp32, is_centred=True, has_residual=True)),
         backward_spec(problem(16384, bf16, is_centred=False)),
-        *long_backward_specs(problem(2**20, bf16, is_centred=True, has_residual=True)),
+        backward_split_spec(problem(16384, fp32, is_centred=True, has_residual=True)),
+        backward_split_spec(problem(2**20, bf16, is_centred=True, has_residual=True)),
         vectors_spec(problem(4096, bf16, is_centred=True)),
     )
 
@@ -96,25 +97,16 @@ def forward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
     )
 
 
-def long_forward_specs(problem: NormProblem) -> tuple[KernelSpec, KernelSpec]:
-    """Specs of both kernels of a long row."""
-    from tileloom.ops.rowwise.norm import kernel_triton_fwd as kernel
+def forward_split_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
+    """Spec of shared rows."""
+    from tileloom.ops.rowwise.norm.kernel_triton_split import norm_fwd_split_kernel
 
-    tile = _forward_tile(problem)
+    tile = tile or _forward_tile(problem)
     rows, added, bias, mean = _types(problem)
-    _, stats = arguments.forward_stats(problem, tile, 0, 4)
-    _, apply = arguments.forward_apply(problem, tile, (None, None), 1e-5, 0, 4)
-    tensors = (rows, "*fp32", bias, rows, mean, "*fp32", "*fp32")
-    return (
-        row_spec(
-            _name("norm_stats", problem, tile), kernel.norm_stats_kernel,
-            (rows, added, added, "*fp32"), stats, tile.num_warps,
-        ),
-        row_spec(
-            _name("norm_apply", problem, tile), kernel.norm_apply_kernel,
-            tensors, apply, tile.num_warps,
-        ),
-    )  # fmt: skip
+    tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32", "*i32", "*fp32")
+    _, fixed = arguments.forward_split(problem, tile, (None, None), 1e-5)
+    name = _name("norm_fwd_split", problem, tile)
+    return row_spec(name, norm_fwd_split_kernel, tensors, fixed, tile.num_warps)
 
 
 def backward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
@@ -130,25 +122,16 @@ def backward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
     )
 
 
-def long_backward_specs(problem: NormProblem) -> tuple[KernelSpec, KernelSpec]:
-    """Specs of both kernels of a long row."""
-    from tileloom.ops.rowwise.norm import kernel_triton_bwd as kernel
+def backward_split_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
+    """Spec of shared rows."""
+    from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
-    tile = _backward_tile(problem)
+    tile = tile or _backward_tile(problem)
     rows, added, _, mean = _types(problem)
-    _, stats = arguments.backward_stats(problem, tile, None, 4, 8)
-    _, apply = arguments.backward_apply(problem, tile, None, 2, 4, 8)
-    tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", "*fp32")
-    return (
-        row_spec(
-            _name("norm_bwd_stats", problem, tile), kernel.norm_bwd_stats_kernel,
-            (rows, rows, "*fp32", mean, "*fp32", "*fp32"), stats, tile.num_warps,
-        ),
-        row_spec(
-            _name("norm_bwd_apply", problem, tile), kernel.norm_bwd_apply_kernel,
-            tensors, apply, tile.num_warps,
-        ),
-    )  # fmt: skip
+    tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", "*i32", "*fp32")
+    _, fixed = arguments.backward_split(problem, tile, None, H100.sms)
+    name = _name("norm_bwd_split", problem, tile)
+    return row_spec(name, norm_bwd_split_kernel, tensors, fixed, tile.num_warps)
 
 
 def vectors_spec(problem: NormProblem) -> KernelSpec:

@@ -10,7 +10,7 @@ import torch
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
 from tileloom.ops.rowwise.norm import arguments
-from tileloom.ops.rowwise.norm.config import choose
+from tileloom.ops.rowwise.norm.config import choose, parts_of
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
 from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
@@ -80,7 +80,7 @@ def forward_plan(
     if problem.rows.vector == 0:
         vectors = (_stride(weight), _stride(bias))
     if tile.block < problem.rows.width:
-        return Plan(choice, _long_forward(problem, tile, vectors, eps, saves))
+        return Plan(choice, _split_forward(problem, tile, vectors, eps, saves))
     return Plan(choice, _whole_forward(problem, tile, vectors, eps, saves))
 
 
@@ -134,34 +134,32 @@ def _whole_forward(
     return run
 
 
-def _long_forward(
+def _meeting_place(problem: NormProblem, tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate what the programs of shared rows meet at: counters, all 0, and the parts' sums."""
+    count, parts = problem.rows.count, parts_of(problem, tile)
+    return (
+        torch.zeros(1 + count, dtype=torch.int32, device=like.device),
+        like.new_empty((count, parts, 2), dtype=torch.float32),
+    )
+
+
+def _split_forward(
     problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float,
     saves: bool,
 ) -> Callable[..., Results]:  # fmt: skip
-    """Rows that do not fit a program: two launches for every few rows."""
-    from tileloom.ops.rowwise.norm import kernel_triton_fwd as kernels
+    """Rows that programs share: one launch."""
+    from tileloom.ops.rowwise.norm.kernel_triton_split import norm_fwd_split_kernel
 
-    chunks = arguments.chunks(problem)
-    steps: list[tuple[Launch, Launch]] = []
-    for chunk in chunks:
-        stats = arguments.forward_stats(problem, tile, *chunk)
-        apply = arguments.forward_apply(problem, tile, vectors, eps, *chunk)
-        steps.append((
-            Launch(kernels.norm_stats_kernel, stats[0], tile.num_warps, stats[1]),
-            Launch(kernels.norm_apply_kernel, apply[0], tile.num_warps, apply[1]),
-        ))  # fmt: skip
-    entries = (chunks[0][1] * arguments.splits_of(problem, tile), 2)
+    programs, fixed = arguments.forward_split(problem, tile, vectors, eps)
+    launch = Launch(norm_fwd_split_kernel, programs, tile.num_warps, fixed)
 
     def run(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
     ) -> Results:
         out, stream, mean, rstd = results = _outputs(problem, x, saves)
-        partial = x.new_empty(entries, dtype=torch.float32)
-        h = x if stream is None else stream
         with on_device(x):
-            for stats, apply in steps:
-                stats(x, residual, stream, partial)
-                apply(h, weight, bias, out, mean, rstd, partial)
+            place = _meeting_place(problem, tile, x)
+            launch(x, residual, weight, bias, out, stream, mean, rstd, *place)
         return results
 
     return run
@@ -216,7 +214,7 @@ def backward_plan(
         tile = choice.config.backward
         assert tile is not None
         weight_d = _stride(weight) if problem.rows.vector == 0 else None
-        make = _long_backward if tile.block < problem.rows.width else _whole_backward
+        make = _split_backward if tile.block < problem.rows.width else _whole_backward
         plan = Plan(choice, make(problem, tile, weight_d, target))
     return _backward_plans.put(key, plan) if h.is_cuda else plan
 
@@ -285,23 +283,15 @@ def _whole_backward(
     return run
 
 
-def _long_backward(
+def _split_backward(
     problem: NormProblem, tile: Tile, weight_d: int | None, target: Target
 ) -> Callable[..., Results]:
-    """Rows that do not fit: two launches for every few rows, and one to add up the shares."""
-    from tileloom.ops.rowwise.norm import kernel_triton_bwd as kernels
+    """Rows that programs share: one launch, and one to add up the shares of dweight and dbias."""
+    from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
-    chunks = arguments.chunks(problem)
+    programs, fixed = arguments.backward_split(problem, tile, weight_d, target.sms)
+    launch = Launch(norm_bwd_split_kernel, programs, tile.num_warps, fixed)
     groups = arguments.groups_of(problem, tile, target.sms)
-    steps: list[tuple[Launch, Launch]] = []
-    for chunk in chunks:
-        stats = arguments.backward_stats(problem, tile, weight_d, *chunk)
-        apply = arguments.backward_apply(problem, tile, weight_d, groups, *chunk)
-        steps.append((
-            Launch(kernels.norm_bwd_stats_kernel, stats[0], tile.num_warps, stats[1]),
-            Launch(kernels.norm_bwd_apply_kernel, apply[0], tile.num_warps, apply[1]),
-        ))  # fmt: skip
-    entries = (chunks[0][1] * arguments.splits_of(problem, tile), 2)
     sum_shares = _sum_shares(problem, groups)
 
     def run(
@@ -310,11 +300,9 @@ def _long_backward(
     ) -> Results:  # fmt: skip
         dh = torch.empty_like(h)
         partial, dweight, dbias = _vectors(problem, groups, weight, bias)
-        sums = h.new_empty(entries, dtype=torch.float32)
         with on_device(h):
-            for stats, apply in steps:
-                stats(grad, h, weight, mean, rstd, sums)
-                apply(grad, stream_grad, h, weight, mean, rstd, dh, sums, partial)
+            place = _meeting_place(problem, tile, h)
+            launch(grad, stream_grad, h, weight, mean, rstd, dh, partial, *place)
             if partial is not None:
                 sum_shares(partial, dweight, dbias)
         return dh, dweight, dbias
