@@ -7,7 +7,7 @@ import dataclasses
 
 from tests.launch import samples
 
-from tileloom.cli.inspect import shipped_specs
+from tileloom.cli.inspect import select, shipped_specs
 from tileloom.launch.aot import KernelSpec
 
 _MODULE = "tests.launch.bundle_kernels"
@@ -63,15 +63,16 @@ SMALL = [
 ]
 """What tests without a GPU compile."""
 
-ATTENTION = (
+SHIPPED = (
     "attention_fwd_gluon_sm90[d128-causal-bf16]",
     "attention_fwd_gluon_sm90[d64-full-bf16]",
+    "norm_fwd[n4096-rms-bf16-*",
+    "softmax_fwd_triton[4096-bf16]",
 )
 
 
 def for_gpu():
     """What the tests on a GPU launch, for sm_90, and one kernel that is for another GPU."""
-    shipped = shipped_specs()
-    specs = [ADD, ADD_ANY, ADD_HALF, MANY, SCRATCH, *(shipped[name] for name in ATTENTION)]
+    specs = [ADD, ADD_ANY, ADD_HALF, MANY, SCRATCH, *select(shipped_specs(), SHIPPED)]
     other = dataclasses.replace(ADD, name="older", archs=("sm_80",))
     return [*(dataclasses.replace(spec, archs=("sm_90",)) for spec in specs), other]

@@ -1,9 +1,10 @@
 """Building: what is refused, what is written, and that the same input gives the same bytes."""
 
 import dataclasses
+import importlib
 
 import pytest
-from tests.launch import bundle_samples, kernel_samples, samples
+from tests.launch import bundle_samples, kernel_samples, samples, shipped
 from tests.launch.versions import OTHERS, triton_folder
 
 from tileloom.errors import BundleError, CompileError, OptionError
@@ -14,6 +15,7 @@ from tileloom.launch.bundle_build import build_bundle, bundle_results
 from tileloom.launch.bundle_key import kernel_key
 from tileloom.launch.bundle_parameters import fields_of, ptx_fields, types_of
 from tileloom.launch.bundle_specs import Signature, specs_of
+from tileloom.launch.specialize import parameters_of
 
 _PAIR = [(bundle_samples.ADD, "sm_90")]
 
@@ -202,6 +204,24 @@ def test_every_shipped_kernel_has_the_layout_that_is_expected(shipped_results):
             bundle_build.Parameter(name, kind) for name, kind in result.launch.signature.items()
         ]
         assert fields_of(types_of(parameters)) == ptx_fields(result.ptx), result.name
+
+
+@pytest.mark.parametrize("spec", shipped.SPECS.values(), ids=lambda spec: spec.name)
+def test_what_ships_is_what_a_launch_asks_for(spec):
+    """Else an operator would not find its kernel in a bundle of the shipped ones."""
+    module, _, name = spec.function.partition(":")
+    kernel = getattr(importlib.import_module(module), name)
+    for parameter in parameters_of(kernel):
+        kind = spec.signature[parameter.name]
+        if parameter.is_constexpr or kind == "constexpr":
+            continue
+        assert parameter.kind in ("", kind)
+        if kind.startswith("*"):
+            assert parameter.name in spec.aligned or parameter.name == "bias"
+        elif kind.startswith(("i", "u")):
+            # Specialised for some values, it would be another kernel for each.
+            assert not (parameter.specialize and parameter.align)
+            assert parameter.kind or kind == "i32"
 
 
 def test_specs_of_a_users_kernel(tmp_path):
