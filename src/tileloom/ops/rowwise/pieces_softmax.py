@@ -10,6 +10,19 @@ import triton.language as tl
 
 
 @triton.jit
+def lanes_of(BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """Places in a block as `[LANES, V]`, so that a thread has the V elements of a lane.
+
+    With vectors they lie side by side, VECTOR of them, else they are 8 that lie apart, so that
+    neighbouring threads load neighbours.
+    """
+    if VECTOR > 1:
+        return tl.arange(0, BLOCK // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    else:
+        return tl.arange(0, BLOCK // 8)[:, None] + tl.arange(0, 8)[None, :] * (BLOCK // 8)
+
+
+@triton.jit
 def add_to_sum(peak, total, z):
     """Take the block z `[L, V]` into the maximum and the sum of exp(z - maximum), each `[L]`."""
     new = tl.maximum(peak, tl.max(z, 1))

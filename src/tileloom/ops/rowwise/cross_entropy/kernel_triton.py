@@ -22,7 +22,13 @@ Offsets are 64-bit outside a block: see `pieces_triton`.
 import triton
 import triton.language as tl
 
-from tileloom.ops.rowwise.pieces_softmax import add_to_sum, join_lanes, load_block, store_block
+from tileloom.ops.rowwise.pieces_softmax import (
+    add_to_sum,
+    join_lanes,
+    lanes_of,
+    load_block,
+    store_block,
+)
 from tileloom.ops.rowwise.pieces_triton import row_offsets
 
 # tanh(u) / u = 1 + t P(t), t = u^2, for |u| < 0.55: fitted at Chebyshev nodes, 1.2 ulp in float32.
@@ -78,7 +84,6 @@ def cross_entropy_fwd_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
-    LANES: tl.constexpr = BLOCK // UNIT
     n = width * UNIT
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(
@@ -86,9 +91,19 @@ def cross_entropy_fwd_kernel(
     ).to(tl.int64)
     logits += row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
     is_ignored = label == ignore_index
+    is_class = (label >= 0) & (label < n)
+    at = tl.where(is_class, label, 0)
+    if VECTOR == 0:
+        at *= logits_d
+    target = tl.load(logits + at, mask=is_class & ~is_ignored, other=float("nan")).to(tl.float32)
+    if CAPPED:
+        target = soft_cap * _tanh(target * inverse_cap)
+    # Logits are averaged as distances from the label's, which lose nothing where all are large.
+    anchor = tl.where(tl.abs(target) < float("inf"), target, 0.0)
     end = tl.where(is_ignored, 0, n)
     full = end // BLOCK * BLOCK
-    inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    inside = lanes_of(BLOCK, VECTOR)
+    LANES: tl.constexpr = inside.shape[0]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     mean = tl.zeros([LANES], tl.float32)
@@ -99,31 +114,24 @@ def cross_entropy_fwd_kernel(
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
-            mean += tl.sum(z * share, 1)
+            mean += tl.sum((z - anchor) * share, 1)
     if full < end:
         z = _capped_block(
             logits, full, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, True
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
-            mean += tl.sum(tl.where(full + inside < n, z * share, 0.0), 1)
+            mean += tl.sum(tl.where(full + inside < n, (z - anchor) * share, 0.0), 1)
     top, total_of_row = join_lanes(peak, total)
     top = tl.where(top == float("-inf"), 0.0, top)
     log_sum = tl.log(total_of_row)
 
-    is_class = (label >= 0) & (label < n)
-    at = tl.where(is_class, label, 0)
-    if VECTOR == 0:
-        at *= logits_d
-    target = tl.load(logits + at, mask=is_class & (end > 0), other=float("nan")).to(tl.float32)
-    if CAPPED:
-        target = soft_cap * _tanh(target * inverse_cap)
     loss = log_sum + (1.0 - smoothing) * (top - target)
     if SMOOTHED:
-        loss += smoothing * (top - tl.sum(mean, 0))
+        loss += smoothing * ((top - anchor) - tl.sum(mean, 0))
     tl.store(losses + row, tl.where(is_ignored, 0.0, loss))
     tl.store(state + row, top)
-    tl.store(state + count + row, log_sum)
+    tl.store(state + tl.cast(count, tl.int64) + row, log_sum)
 
 
 @triton.jit(do_not_specialize=INT_ARGUMENTS_SUM)
@@ -169,7 +177,7 @@ def cross_entropy_bwd_kernel(
     ).to(tl.int64)
     scale = tl.load(grad + row_offsets(row, size_1, size_2, grad_0, grad_1, grad_2, GROUPS, 1))
     top = tl.load(state + row)
-    log_sum = tl.load(state + count + row)
+    log_sum = tl.load(state + tl.cast(count, tl.int64) + row)
     if MEAN:
         scale /= tl.load(state + 2 * tl.cast(count, tl.int64))
     is_ignored = label == ignore_index

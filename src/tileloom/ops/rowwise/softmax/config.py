@@ -19,7 +19,7 @@ def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
 
 def _whole(whole: int, *, elements: int) -> Tile:
     """A tile of whole rows with so many elements a thread."""
-    rows = max(1, 1024 // whole)
+    rows = max(1, 32 * elements // whole)
     return Tile(whole, rows, max(1, min(32, whole * rows // (32 * elements))))
 
 

@@ -24,7 +24,13 @@ Offsets are 64-bit outside a block: see `pieces_triton`.
 import triton
 import triton.language as tl
 
-from tileloom.ops.rowwise.pieces_softmax import add_to_sum, join_lanes, load_block, store_block
+from tileloom.ops.rowwise.pieces_softmax import (
+    add_to_sum,
+    join_lanes,
+    lanes_of,
+    load_block,
+    store_block,
+)
 from tileloom.ops.rowwise.pieces_triton import row_offsets, tile_pointers
 
 INT_ARGUMENTS_FORWARD = (
@@ -86,7 +92,6 @@ def softmax_fwd_walk_kernel(
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
-    LANES: tl.constexpr = BLOCK // UNIT
     n = width * UNIT
     full = n // BLOCK * BLOCK
     row = tl.program_id(0).to(tl.int64)
@@ -94,7 +99,8 @@ def softmax_fwd_walk_kernel(
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     if mask is not None:
         mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
-    inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    inside = lanes_of(BLOCK, VECTOR)
+    LANES: tl.constexpr = inside.shape[0]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     for start in range(0, full, BLOCK):
@@ -153,14 +159,14 @@ def softmax_bwd_walk_kernel(
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
-    LANES: tl.constexpr = BLOCK // UNIT
     n = width * UNIT
     full = n // BLOCK * BLOCK
     row = tl.program_id(0).to(tl.int64)
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
     dx += row_offsets(row, size_1, size_2, dx_0, dx_1, dx_2, GROUPS, VECTOR)
-    inside = tl.arange(0, LANES)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
+    inside = lanes_of(BLOCK, VECTOR)
+    LANES: tl.constexpr = inside.shape[0]
     lanes = tl.zeros([LANES], tl.float32)
     for start in range(0, full, BLOCK):
         p, g = _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR, False)
