@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import os
 import struct
 import subprocess
@@ -53,6 +54,17 @@ class DeviceTensor:
 
     def is_pinned(self):
         return False
+
+
+class Strided(DeviceTensor):
+    """One with a shape, contiguous, for descriptors."""
+
+    def __init__(self, dtype, shape):
+        super().__init__(dtype)
+        self.shape = shape
+
+    def stride(self):
+        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
 
 class FakeCuda:

@@ -29,6 +29,14 @@ def mixed(out, source, small, large, number, truth, nothing, wide: tl.int64, BLO
     tl.store(out + lanes, tl.load(source + lanes) + value)
 
 
+SCALE = tl.constexpr(2)
+
+
+@triton.jit
+def with_global(out, n):
+    tl.store(out, n * SCALE)
+
+
 @triton.jit
 def copy_tile(source, target, n, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK
@@ -40,11 +48,6 @@ def gluon_add(x, out, n, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     at = gl.arange(0, BLOCK, layout=layout)
     gl.store(out + at, gl.load(x + at, mask=at < n) + 1, mask=at < n)
-
-
-@triton.jit
-def nineteen(a, b, c, d, e, i1, i2, i3, i4, i5, i6, i7, i8, i9, C1: tl.constexpr, C2: tl.constexpr, C3: tl.constexpr, C4: tl.constexpr, C5: tl.constexpr):  # fmt: skip  # noqa: E501
-    pass
 
 
 @gluon.jit

@@ -102,6 +102,11 @@ def of(descriptor: Any) -> Spec:
     return spec
 
 
+def renewed(descriptor: Any) -> bool:
+    """Find the spec of a descriptor anew; say whether it is another than was left on it."""
+    return descriptor.__dict__.get(_MEMO) is not of(descriptor)
+
+
 def renew() -> None:
     """Give a forked child a lock of its own."""
     global _lock

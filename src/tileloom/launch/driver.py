@@ -98,7 +98,7 @@ def bind_context(device: int) -> None:
 
 
 def renew() -> None:
-    """Forget, in a forked child, what only the parent has: contexts, and threads that hold locks."""
+    """Forget, in a forked child, what only the parent has: contexts and threads with locks."""
     global _lock
     _lock = threading.Lock()
     _contexts.clear()
@@ -250,7 +250,7 @@ def _attributes(
 
 
 _SOURCE = """
-def make(pack, run, recover, free, new, attributes, tables, result):
+def make(pack, run, recover, free, new, attributes, tables, single, result):
     {tables}
     def launch({parameters}):
         try:
@@ -258,7 +258,10 @@ def make(pack, run, recover, free, new, attributes, tables, result):
         except IndexError:
             block = new()
         memory, arguments = block
-        pack(memory, {offset}, {packed})
+        try:
+            pack(memory, {offset}, {packed})
+        except OverflowError:
+            pack(memory, {offset}, {converted})
         status = run(*arguments)
         if status:
             recover(status, arguments)
@@ -268,18 +271,24 @@ def make(pack, run, recover, free, new, attributes, tables, result):
 """
 
 
+def _single(number: float) -> float:
+    """As C converts to float: beyond the largest number lies infinity."""
+    return ctypes.c_float(number).value
+
+
 @functools.lru_cache(maxsize=256)
 def _maker(
-    looked_up: tuple[bool, ...], attributes: int, geometry: tuple[int, int, int] | None
+    forms: tuple[str, ...], attributes: int, geometry: tuple[int, int, int] | None
 ) -> Callable[..., Any]:
     """Compile the launch of some values: positional, no loop, one pack, one call.
 
     Args:
-        looked_up: For each value that varies, whether it is the key of its table.
+        forms: How each value that varies is packed: ``"{}"`` as it is, ``"single({})"`` converted
+            where it does not fit, ``"t0[{}]"`` as the key of a table.
         attributes: Number of launch attributes.
         geometry: Threads, shared bytes and cluster size where the grid varies too.
     """
-    values = [f"v{i}" for i in range(len(looked_up))]
+    values = [f"v{i}" for i in range(len(forms))]
     parameters, packed, offset = ["stream", *values], ["stream"], _STREAM_AT
     if attributes:
         packed += ["attributes", str(attributes)]
@@ -288,11 +297,12 @@ def _maker(
         threads, shared_bytes, num_ctas = map(str, geometry)
         packed = [f"x * {num_ctas}", "y", "z", threads, "1", "1", shared_bytes, *packed]
         offset = 0
-    packed += [f"t{i}[v{i}]" if is_key else f"v{i}" for i, is_key in enumerate(looked_up)]
-    unpacked = "".join(f"t{i}, " for i in range(len(looked_up)))
+    converted = [form.format(value) for form, value in zip(forms, values)]
+    plain = [v if form.startswith("single") else c for form, v, c in zip(forms, values, converted)]
+    unpacked = "".join(f"t{i}, " for i in range(len(forms)))
     text = _SOURCE.format(
-        parameters=", ".join(parameters), packed=", ".join(packed), offset=offset,
-        tables=f"{unpacked}= tables" if unpacked else "",
+        parameters=", ".join(parameters), offset=offset, packed=", ".join(packed + plain),
+        converted=", ".join(packed + converted), tables=f"{unpacked}= tables" if unpacked else "",
     )  # fmt: skip
     scope: dict[str, Any] = {}
     exec(text, scope)
@@ -374,8 +384,14 @@ def packed_launch(
     geometry = None if grid is not None else (threads, shared_bytes, num_ctas)
     address = ctypes.addressof(attributes) if attributes is not None else 0
     found = [None if tables is None else tables.get(i) for i in shown]
-    make = _maker(tuple(table is not None for table in found), count, geometry)
-    launch = make(pack, cuda.cuLaunchKernelEx, recover, [new()], new, address, found, result)
+    forms = [
+        f"t{n}[{{}}]" if table is not None else "single({})" if codes[i][0] == "f" else "{}"
+        for n, (i, table) in enumerate(zip(shown, found))
+    ]
+    make = _maker(tuple(forms), count, geometry)
+    launch = make(
+        pack, cuda.cuLaunchKernelEx, recover, [new()], new, address, found, _single, result
+    )
     launch.__dict__["attributes"] = attributes  # alive as long as the launch that points to it
     return launch
 
@@ -391,8 +407,8 @@ def _addresses(codes: Sequence[str], shown: Sequence[int]) -> tuple[list[int], i
 
 
 def _store(memory: bytearray, at: int, kind: str, code: str, value: Any) -> None:
-    if kind in ("fp32", "f32"):  # as C converts: beyond the largest number lies infinity
-        value = ctypes.c_float(value).value
+    if kind in ("fp32", "f32"):
+        value = _single(value)
     struct.pack_into("<" + code, memory, at, value)
 
 

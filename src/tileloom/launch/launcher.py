@@ -15,7 +15,7 @@ from typing import Any
 
 from tileloom import knobs, log
 from tileloom.errors import ArgumentError, DeviceError, OptionError
-from tileloom.launch import bundle_use, guard, watch
+from tileloom.launch import bundle_use, descriptors, guard, watch
 from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
@@ -173,6 +173,10 @@ class Launcher:
         """A launch that the guard in place refuses."""
         if rest:
             return self._normal(grid, *values, *rest, **options)
+        # All are to be known, so no generator that stops at the first.
+        renewed = [descriptors.renewed(value) for value in values if is_descriptor(value)]
+        if any(renewed):
+            return self._call(grid, *values, **options)
         return self._general(grid, list(values), options)
 
     def _general(self, grid: Any, values: list[Any], options: Mapping[str, Any]) -> Any:
@@ -293,8 +297,6 @@ class Launcher:
         for parameter, value in zip(self._parameters, values):
             tensor = value.base if is_descriptor(value) else value
             if not hasattr(tensor, "data_ptr") or tensor.is_cuda:
-                if is_descriptor(value):
-                    guard.descriptors.of(value)
                 continue
             if tensor.data_ptr() == 0 or tensor.is_pinned():
                 return True
