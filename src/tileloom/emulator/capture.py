@@ -23,6 +23,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
 from tileloom.emulator import dialect, dtypes
+from tileloom.emulator.im2col import Im2colDesc
 from tileloom.emulator.ir import parse_type
 from tileloom.emulator.irtext import read_module
 from tileloom.emulator.lower import Program
@@ -132,7 +133,18 @@ class _Arguments:
             nan = getattr(value, "padding", "zero") == "nan"
             shape, strides = [int(x) for x in value.shape], [int(x) for x in value.strides]
             block = tuple(int(x) for x in value.block_shape)
-            desc = Desc(storage, base.storage_offset(), shape, strides, block, elem, nan, name)
+            if getattr(value, "round_f32_to_tf32", False):
+                raise LaunchError(
+                    f"emulator: tensor descriptor '{name}' has round_f32_to_tf32=True, which is "
+                    "not played. Try: without it; wgmma rounds to tf32 itself."
+                )
+            place = (storage, base.storage_offset(), shape, strides, block, elem, nan, name)
+            if getattr(value, "mode", "") == "im2col":
+                steps = tuple(value.element_strides or [1] * len(shape))[1:-1]
+                corners = (value.pixel_box_lower_corner, value.pixel_box_upper_corner)
+                desc = Im2colDesc(*place, None, None, *map(tuple, corners), steps)
+            else:
+                desc = Desc(*place)
             from tileloom.emulator.lower_global import check_descriptor
 
             check_descriptor(desc, base.data_ptr(), name)

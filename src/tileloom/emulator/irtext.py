@@ -316,7 +316,8 @@ class Reader:
                 i = max(end, i + 1)
         while "=" in left:
             at = left.index("=")
-            op.attrs[left[at - 1]] = left[at + 1]
+            # Where a list of operands stands behind it, nothing is left here.
+            op.attrs[left[at - 1]] = left[at + 1] if at + 1 < len(left) else ""
             del left[at - 1 : at + 2]
         op.words = left
 

@@ -36,7 +36,7 @@ _TMA_ATTRS = ["isVolatile", "cache", "evict", "operandSegmentSizes", "multicast"
         words=r"evict_\w+|ca|cg|cacheModifier|evictionPolicy|multicast")  # fmt: skip
 def _tma_load(op: Op, program: Program) -> Run:
     source, *rest = op.operands
-    count = op.groups[0]
+    count = len(rest) - 3  # coordinates, and the offsets of a load in im2col mode
     at, (target, bar, predicate) = rest[:count], rest[count:]
     loc = op.loc
     routes, pieces = _load_routes(op, program)

@@ -208,10 +208,7 @@ def tma_write(
 
 
 def _check_box(partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str) -> None:
-    outside = [
-        i for i, (c, b, n) in enumerate(zip(at, desc.block, desc.shape)) if c >= n or c + b <= 0
-    ]
-    if outside:
+    if desc.outside(at):
         partition.report(
             "out-of-bounds",
             f"{what}: box {list(desc.block)} at {at} lies wholly outside of '{desc.name}' with "

@@ -101,6 +101,11 @@ class Desc:
             inside.append(slice(low, max(min(start + last, limit), low)))
         return tuple(inside)
 
+    def outside(self, at: list[int]) -> list[int]:
+        """Return the dimensions in which a box at some coordinates lies wholly outside."""
+        sizes = zip(at, self.block, self.shape)
+        return [i for i, (c, size, n) in enumerate(sizes) if c >= n or c + size <= 0]
+
     def window(self, at: list[int]) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
         """Clip a box at some coordinates: slices of the tensor, of the box, and if it is whole."""
         inside, part = [], []
