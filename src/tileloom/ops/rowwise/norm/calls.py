@@ -11,8 +11,13 @@ import torch
 from tileloom.errors import OptionError
 from tileloom.ops.rowwise.checks import check_alike, check_config, check_rows, check_vector
 from tileloom.ops.rowwise.config import RowConfig, announce
-from tileloom.ops.rowwise.norm.plans import Results, forward_plan, forward_plans
-from tileloom.ops.rowwise.plans import is_short, plan_key
+from tileloom.ops.rowwise.norm.plans import (
+    Results,
+    forward_key,
+    forward_plan,
+    forward_plans,
+)
+from tileloom.ops.rowwise.plans import is_short
 
 Tensor = torch.Tensor
 
@@ -71,7 +76,7 @@ def call(
     """
     tensors = (x, weight, bias, residual)
     goes_short = is_short(tensors)
-    key = plan_key(tensors, op, eps, config, False) if goes_short else None
+    key = forward_key(op, *tensors, eps, config, False) if goes_short else None
     plan = forward_plans.get(key)
     if plan is None:
         check(op, *tensors, eps, config)
@@ -96,7 +101,7 @@ def run_forward(
     """Run the operator's forward: its plan is found or made, and the decision announced."""
     plan = key = None
     if x.is_cuda:
-        key = plan_key((x, weight, bias, residual), op, eps, config, True)
+        key = forward_key(op, x, weight, bias, residual, eps, config, True)
         plan = forward_plans.get(key)
     if plan is None:
         plan = forward_plan(op, x, weight, bias, residual, eps, config, saves=True)

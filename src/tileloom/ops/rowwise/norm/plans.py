@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from tileloom.ops.rowwise.norm import arguments
 from tileloom.ops.rowwise.norm.config import choose, parts_of
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
-from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
+from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, on_device, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.target import Target, target_of
 
@@ -31,6 +31,28 @@ class Plan:
 
 forward_plans: Plans[Plan] = Plans()
 _backward_plans: Plans[Plan] = Plans()
+
+
+def forward_key(
+    op: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None,
+    eps: float, config: Hashable, saves: bool,
+) -> Hashable:  # fmt: skip
+    """What `plans.plan_key` would give, without its loop: this is most of a call's own time.
+
+    `saves` says that mean and rstd are wanted.
+    """
+    try:
+        return (
+            op, x.shape, x.stride(), x.dtype, x.device, x.layout,
+            None if weight is None else (
+                weight.shape, weight.stride(), weight.dtype, weight.device, weight.layout
+            ),
+            None if bias is None else layout_key(bias),
+            None if residual is None else layout_key(residual),
+            eps, config, saves,
+        )  # fmt: skip
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def _stride(vector: Tensor | None) -> int:
@@ -104,13 +126,12 @@ def _reference_forward(eps: float, is_centred: bool, saves: bool) -> Callable[..
 
 def _outputs(problem: NormProblem, x: Tensor, saves: bool) -> Results:
     """Allocate out, stream, mean and rstd as far as they are wanted."""
-    leading = x.shape[:-1]
-    return (
-        torch.empty_like(x),
-        torch.empty_like(x) if problem.has_residual else None,
-        x.new_empty(leading, dtype=torch.float32) if saves and problem.is_centred else None,
-        x.new_empty(leading, dtype=torch.float32) if saves else None,
-    )
+    out = torch.empty_like(x)
+    stream = torch.empty_like(x) if problem.has_residual else None
+    if not saves:
+        return out, stream, None, None
+    rstd = x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return out, stream, torch.empty_like(rstd) if problem.is_centred else None, rstd
 
 
 def _whole_forward(
