@@ -2,13 +2,16 @@
 
 import dataclasses
 import importlib
+import re
+import sys
+from pathlib import Path
 
 import pytest
 from tests.launch import bundle_samples, kernel_samples, samples, shipped
 from tests.launch.versions import OTHERS, triton_folder
 
 from tileloom.errors import BundleError, CompileError, OptionError
-from tileloom.launch import bundle_build
+from tileloom.launch import bundle_build, compat
 from tileloom.launch.aot import CompileFailure, compile_aot
 from tileloom.launch.bundle import load_bundle
 from tileloom.launch.bundle_build import build_bundle, bundle_results
@@ -305,3 +308,63 @@ def test_kernels_that_no_other_process_can_import():
         specs_of(_local(), [], ["sm_90"])
     with pytest.raises(OptionError, match="kernel is a function; it must be a function made by"):
         specs_of(_local, [], ["sm_90"])
+
+
+_SOURCE = """
+import triton
+import triton.language as tl
+import helpers_of_{name}
+
+LIMIT = tl.constexpr({limit})
+UNUSED = {unused}
+
+@triton.jit
+def helper(x):
+    return x {operator} 1
+
+@triton.jit
+def kernel(x, y):
+    tl.store(y, tl.sum(helper(tl.load(x)) + LIMIT + helpers_of_{name}.deep(1), 0))
+"""
+_DEEP = "import triton\n\n@triton.jit\ndef deep(x):\n    return x + {added}\n"
+
+
+def _hash(tmp_path, monkeypatch, *, limit=1, unused=1, operator="+", added=1):
+    """The hash of a kernel in a file of its own, always under the same name."""
+    folder = tmp_path / f"{limit}{unused}{operator}{added}"
+    folder.mkdir()
+    name = "some_kernels"
+    text = _SOURCE.format(name=name, limit=limit, unused=unused, operator=operator)
+    (folder / f"{name}.py").write_text(text)
+    (folder / f"helpers_of_{name}.py").write_text(_DEEP.format(added=added))
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(folder)
+        try:
+            return compat.source_hash(importlib.import_module(name).kernel)
+        finally:
+            for module in (name, f"helpers_of_{name}"):
+                sys.modules.pop(module, None)
+
+
+def test_the_source_of_a_kernel_is_all_that_it_calls_and_names(tmp_path, monkeypatch):
+    base = _hash(tmp_path, monkeypatch)
+    changes = [{"limit": 2}, {"operator": "*"}, {"added": 2}]
+    others = [_hash(tmp_path, monkeypatch, **change) for change in changes]
+    assert len({base, *others}) == 4
+    assert _hash(tmp_path, monkeypatch, unused=2) == base
+
+
+def test_the_example_of_the_documentation(tmp_path, monkeypatch):
+    from tests.launch import bundle_kernels
+
+    page = Path(__file__).parents[2] / "docs" / "bundles.md"
+    blocks = re.findall(r"```py\n(.*?)```", page.read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "my_package", bundle_kernels)
+    monkeypatch.setitem(sys.modules, "my_package.kernels", bundle_kernels)
+    names = {}
+    exec(blocks[0], names)
+    exec(blocks[1].partition("kernel[")[0], names)
+    (made,) = names["kernel"].variants
+    assert [p.aligned for p in made.parameters] == [True, True, True, False, False]
+    assert (made.name, made.arch, made.constants) == ("add_kernel[0]", "sm_90", {"BLOCK": 1024})

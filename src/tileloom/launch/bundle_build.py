@@ -19,7 +19,7 @@ _PTX_TARGET = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
 
 
 def build_bundle(
-    path: Path,
+    path: Path | str,
     pairs: Sequence[tuple[KernelSpec, str]],
     *,
     workers: int | None = None,
@@ -52,6 +52,7 @@ def build_bundle(
         BundleError: If a kernel cannot be bundled; nothing is written.
         OSError: If the file cannot be written.
     """
+    path = Path(path)
     _check(path, pairs)
     results = compile_in_workers(
         pairs,

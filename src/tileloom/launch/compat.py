@@ -25,7 +25,7 @@ import subprocess
 import tempfile
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 SUPPORTED = ((3, 6), (3, 9))
@@ -132,6 +132,9 @@ def ast_source(
     )
 
 
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
 def source_hash(function: Any) -> str:
     """Hash a kernel's source: its own and that of every jitted function it calls.
 
@@ -155,22 +158,20 @@ def source_hash(function: Any) -> str:
             if key.startswith("triton.") or key in texts:
                 return
             texts[key] = value.src
-            visit_names(value.fn.__code__, value.fn.__globals__)
+            scope = value.fn.__globals__
+            # Every word of the text and not the names in the bytecode, which Python's version may
+            # change; one that is no name of a global, or of a function in a module, adds nothing.
+            words = dict.fromkeys(_WORD.findall(value.src))
+            modules = [scope[word] for word in words if isinstance(scope.get(word), ModuleType)]
+            for word in words:
+                visit(word, scope.get(word))
+                for module in modules:
+                    if isinstance(found := vars(module).get(word), JITCallable):
+                        visit(word, found)
         elif type(value).__name__ == "constexpr":
             visit(name, value.value)
         elif isinstance(value, int | float | str | bool):
             texts.setdefault(f"{name}={value!r}", "")
-
-    def visit_names(code: CodeType, scope: Mapping[str, Any]) -> None:
-        modules = [scope[name] for name in code.co_names if isinstance(scope.get(name), ModuleType)]
-        for name in code.co_names:
-            visit(name, scope.get(name))
-            for module in modules:
-                if isinstance(found := vars(module).get(name), JITCallable):
-                    visit(name, found)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                visit_names(constant, scope)
 
     visit("", function)
     return hashlib.sha256("\0".join(f"{k}\0{texts[k]}" for k in sorted(texts)).encode()).hexdigest()
