@@ -189,6 +189,15 @@ def test_constants_and_keywords_in_any_order(cuda):
     assert len(both.launcher._table) == 1
 
 
+def test_a_callable_taken_before_the_first_launch(cuda):
+    launcher, args = launch.prepare(kernels.add), (*tensors(3), 1000)
+    taken = launcher[(8,)]
+    for _ in range(4):
+        taken(*args, BLOCK=128)
+    assert launcher._table
+    assert launcher._call in launcher._guards.values(), "it does not undo what was prepared"
+
+
 def test_compile_options_at_the_launch(cuda):
     launcher = launch.prepare(kernels.add, num_warps=2)
     args = (*tensors(3), 1000)

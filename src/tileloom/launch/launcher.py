@@ -53,6 +53,7 @@ class Launcher:
         self._lock = threading.RLock()
         self._parameters: tuple[Parameter, ...] = ()
         self._call: Callable[..., Any] = self._first
+        self._is_decided = False
         self._table: dict[Any, Any] = {}
         self._seen: dict[Any, bool] = {}  # launched once; whether it was tried to prepare it
         self._variants: dict[Any, Variant] = {}
@@ -74,6 +75,7 @@ class Launcher:
         """Drop everything that is prepared; the next launch decides anew."""
         with self._lock:
             self._call = self._first
+            self._is_decided = False
             for table in (self._table, self._seen, self._variants, self._guards):
                 table.clear()
 
@@ -125,9 +127,12 @@ class Launcher:
             raise ArgumentError(self._wrong_type(args, named, error)) from error
 
     def _first(self, grid: Any, /, *args: Any, **named: Any) -> Any:
-        """The first launch: find out whether there is anything but the plain tier."""
-        is_plain = not self._read() or knobs.get("launch.tier") == "plain"
-        self._call = self._plain if is_plain else self._normal
+        """The first launch, and any by a callable that was taken from the launcher before it."""
+        if not self._is_decided:
+            plain = not self._read() or knobs.get("launch.tier") == "plain"
+            with self._lock:
+                self._call = self._plain if plain else self._normal
+                self._is_decided = True
         return self._call(grid, *args, **named)
 
     def _read(self) -> bool:

@@ -95,15 +95,16 @@ _launchers: dict[tuple[Any, int], Any] = {}
 class Launch:
     """A kernel, its grid and the arguments that a plan has fixed, ready to be launched."""
 
-    __slots__ = ("_fixed", "_go")
+    __slots__ = ("_fixed", "_grid", "_launcher")
 
     def __init__(self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...]) -> None:
-        self._go = launcher(kernel, num_warps)[(programs,)]
+        self._launcher = launcher(kernel, num_warps)
+        self._grid = (programs,)
         self._fixed = fixed
 
     def __call__(self, *varying: Any) -> None:
         """Launch on the current device; `varying` are the kernel's first arguments."""
-        self._go(*varying, *self._fixed)
+        self._launcher[self._grid](*varying, *self._fixed)
 
 
 def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
