@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.ops.rowwise.softmax import cases
@@ -84,6 +86,17 @@ def test_the_rule_gives_tiles_that_run_for_every_width(width, dtype, target):
     assert config.backward is not None
     assert config.reasons_against(problem, target) == ()
     assert choose(problem, target).backend == "triton"
+
+
+def test_more_programs_than_can_meet_are_refused_and_the_rule_knows():
+    problem = forward_problem(torch.empty((3, 2**20), device="meta"), None)
+    config = TritonConfig(Tile(8192, 1, 8, split=True))
+    with pytest.raises(ConfigError, match=r"lets 128 programs wait .* half of the 132 multiproc"):
+        choose(problem, H100, config)
+    chosen = [choose(problem, replace(H100, sms=sms)).config.forward for sms in (132, 80, 20)]
+    assert chosen == [
+        Tile(16384, 1, 16, split=True), Tile(32768, 1, 32, split=True), Tile(8192, 1, 8)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,18 @@ _ALL = Options(0.1, -100, 30.0, "none")
 
 
 def shipped() -> tuple[KernelSpec, ...]:
-    """Return a spec for every tile of the rule, and for the layouts that change the code most."""
-    specs: list[KernelSpec] = []
-    for width in (16, 1024, 4096, 32768):
-        for dtype in (torch.bfloat16, torch.float32):
-            logits = torch.empty((4096, width), dtype=dtype, device="meta")
-            specs += _specs(f"{width}", logits, _PLAIN)
-    for dtype in (torch.bfloat16, torch.float32):
-        logits = torch.empty((8192, 32768), dtype=dtype, device="meta")
-        specs += _specs("32768-all", logits, _ALL)
-    shifted = torch.empty((4, 2048, 50257), dtype=torch.float16, device="meta")[:, :-1]
-    specs += _specs("50257-shifted-all", shifted, _ALL)
-    return tuple(specs)
+    """Return a spec for every kernel in the forms that differ most."""
+
+    def logits(width: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((4, 2048, width), dtype=dtype, device="meta")
+
+    return (
+        *_specs("16", logits(16, torch.float16), _PLAIN),
+        *_specs("32000", logits(32000, torch.bfloat16), _PLAIN),
+        *_specs("32000-all", logits(32000, torch.float32), _ALL),
+        *_specs("50257-shifted-all", logits(50257, torch.bfloat16)[:, :-1], _ALL),
+        *_specs("strided", logits(2000, torch.bfloat16).transpose(1, 2), _PLAIN),
+    )
 
 
 def _specs(name: str, logits: torch.Tensor, options: Options) -> list[KernelSpec]:

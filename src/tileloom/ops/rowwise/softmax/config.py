@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise import config as shared
 from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig
 from tileloom.ops.rowwise.softmax.problem import SoftmaxProblem
 from tileloom.target import Target
 
+# The most columns of a row that a program keeps in registers: float32, 1024 threads.
+_WHOLE_FORWARD, _WHOLE_BACKWARD = 32768, 16384
+
 
 def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
     """Give the tiles for a problem: whole rows in registers while they fit, else shared rows."""
     whole = max(16, 1 << max(problem.rows.width - 1, 0).bit_length())
-    forward = _whole(whole, elements=32) if whole <= 32768 else Tile(8192, 1, 8, split=True)
-    backward = _whole(whole, elements=16) if whole <= 16384 else Tile(4096, 1, 8, split=True)
-    return TritonConfig(_allowed(problem, target, forward), _allowed(problem, target, backward))
+    forward = backward = None
+    if whole <= _WHOLE_FORWARD:
+        forward = _whole(whole, elements=32)
+    if whole <= _WHOLE_BACKWARD:
+        backward = _whole(whole, elements=16)
+    return TritonConfig(
+        forward or _shared(problem, target, Tile(8192, 1, 8, split=True)),
+        backward or _shared(problem, target, Tile(4096, 1, 8, split=True)),
+    )
 
 
 def _whole(whole: int, *, elements: int) -> Tile:
@@ -23,11 +34,14 @@ def _whole(whole: int, *, elements: int) -> Tile:
     return Tile(whole, rows, max(1, min(32, whole * rows // (32 * elements))))
 
 
-def _allowed(problem: SoftmaxProblem, target: Target, tile: Tile) -> Tile:
-    """The tile itself, or where its programs may not meet one that walks."""
-    if not split_reasons(problem, TritonConfig(tile), target):
-        return tile
-    return Tile(tile.block, 1, tile.num_warps)
+def _shared(problem: SoftmaxProblem, target: Target, tile: Tile) -> Tile:
+    """The tile, widened until its programs may meet; where that cannot be, one that walks."""
+    wide = tile
+    while split_reasons(problem, TritonConfig(wide), target):
+        if wide.num_warps == 32:
+            return replace(tile, split=False)
+        wide = replace(wide, block=2 * wide.block, num_warps=2 * wide.num_warps)
+    return wide
 
 
 def parts_of(width: int, tile: Tile) -> int:

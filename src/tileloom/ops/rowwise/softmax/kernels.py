@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tileloom.launch.aot import KernelSpec
+from tileloom.ops.rowwise.config import Tile, TritonConfig
 from tileloom.ops.rowwise.softmax.config import softmax_rule
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
@@ -24,47 +25,56 @@ PROVED_32BIT: Mapping[str, str] = {}
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
 
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-_WIDTHS = (8, 128, 1024, 4096, 16384, 32768, 131072)
+_WALK = TritonConfig(Tile(8192, 1, 8), Tile(4096, 1, 8))
 
 
 def shipped() -> tuple[KernelSpec, ...]:
-    """Return a spec for every tile of the rule, and for the layouts that change the code most."""
+    """Return a spec for every kernel in the forms that differ most."""
+    bf16, fp32 = torch.bfloat16, torch.float32
     specs: list[KernelSpec] = []
-    for width in _WIDTHS:
-        for dtype in (torch.bfloat16, torch.float32):
-            x = torch.empty((4096, width), dtype=dtype, device="meta")
-            specs.append(_forward(f"{width}", forward_problem(x, None), dtype))
-            specs.append(_backward(f"{width}", backward_problem(x, x), dtype))
-    for width in (1001, 40001):  # no vector loads, and a mask of another layout
-        x = torch.empty((2, 8, 512, width), dtype=torch.float16, device="meta")
-        mask = torch.empty((2, 1, 512, width), dtype=torch.bool, device="meta")
-        specs.append(_forward(f"{width}-mask", forward_problem(x, mask), x.dtype))
-        specs.append(_backward(f"{width}", backward_problem(x, x), x.dtype))
-    x = torch.empty((40000, 512), dtype=torch.float16, device="meta").t()
-    specs.append(_forward("strided", forward_problem(x, None), x.dtype))
-    specs.append(_backward("strided", backward_problem(x, x), x.dtype))
+    for width, dtype in ((128, fp32), (4096, bf16), (16384, fp32), (32768, bf16), (2**20, fp32)):
+        specs += _both(f"{width}", torch.empty((4096, width), dtype=dtype, device="meta"))
+    # No vector loads, and a mask of another layout.
+    odd = torch.empty((2, 8, 512, 50257), dtype=torch.float16, device="meta")
+    mask = torch.empty((2, 1, 512, 50257), dtype=torch.bool, device="meta")
+    specs += _both("odd-mask", odd, mask)
+    specs += _both("odd-mask-walk", odd, mask, _WALK)
+    strided = torch.empty((2000, 512), dtype=bf16, device="meta").t()
+    specs += _both("strided", strided)
+    specs += _both("walk", torch.empty((512, 2**20), dtype=bf16, device="meta"), None, _WALK)
     return tuple(specs)
 
 
-def _forward(name: str, problem: SoftmaxProblem, dtype: torch.dtype) -> KernelSpec:
+def _both(
+    name: str, x: torch.Tensor, mask: torch.Tensor | None = None, config: TritonConfig | None = None
+) -> list[KernelSpec]:
+    """Forward and backward as the rule or a config has them on an H100."""
+    forward, backward = forward_problem(x, mask), backward_problem(x, x)
+    return [
+        _forward(name, forward, config or softmax_rule(forward, H100)),
+        _backward(name, backward, config or softmax_rule(backward, H100)),
+    ]
+
+
+def _forward(name: str, problem: SoftmaxProblem, config: TritonConfig) -> KernelSpec:
     from tileloom.ops.rowwise.softmax.plans import forward_step
 
-    tile = softmax_rule(problem, H100).forward
+    tile = config.forward
     assert tile is not None
     step = forward_step(problem, tile)
-    short = _SHORT[dtype]
+    short = _SHORT[problem.dtype]
     tensors = (f"*{short}", "*u8" if problem.has_mask else None, f"*{short}", *_workspace(step))
     title = f"softmax_fwd_triton[{name}-{short}]"
     return row_spec(title, step.kernel, tensors, step.fixed, tile.num_warps)
 
 
-def _backward(name: str, problem: SoftmaxProblem, dtype: torch.dtype) -> KernelSpec:
+def _backward(name: str, problem: SoftmaxProblem, config: TritonConfig) -> KernelSpec:
     from tileloom.ops.rowwise.softmax.plans import backward_step
 
-    tile = softmax_rule(problem, H100).backward
+    tile = config.backward
     assert tile is not None
     step = backward_step(problem, tile)
-    short = _SHORT[dtype]
+    short = _SHORT[problem.dtype]
     tensors = (*(f"*{short}",) * 3, *_workspace(step))
     title = f"softmax_bwd_triton[{name}-{short}]"
     return row_spec(title, step.kernel, tensors, step.fixed, tile.num_warps)
