@@ -259,6 +259,22 @@ CLUSTER = _bugs(
     ("stores-one-tile", "tma_store(c_desc, [row, col], c_s)", "tma_store(c_desc, [row, 0], c_s)", "race", "tma_store(c_desc"),
 )  # fmt: skip
 
+CLUSTER_ROLES = _bugs(
+    "cluster_specialised",
+    ("no-free-wait", "        mbarrier.wait(free.index(slot), phase)\n", "", "barrier", "mbarrier.expect(full"),
+    ("no-wait-for-the-row", "        mbarrier.wait(free_a.index(slot), phase)\n", "", "race", "tma_load(a_desc"),
+    ("no-wait-for-the-column", "        mbarrier.wait(free_b.index(slot), phase)\n", "", "race", "tma_load(b_desc"),
+    ("rows-and-columns-swapped", "    free_a = gl.allocate_shared_memory(gl.int64, [STAGES, 2], ROWS)\n", "    free_a = gl.allocate_shared_memory(gl.int64, [STAGES, 2], COLS)\n",
+     "race", "tma_load(a_desc"),
+    ("row-not-released", "        mbarrier.arrive(free_a.index(slot), count=1)\n", "", "deadlock", "mbarrier.wait("),
+    ("row-released-twice", "        mbarrier.arrive(free_a.index(slot), count=1)\n", "        mbarrier.arrive(free_a.index(slot), count=2)\n", "barrier|deadlock", "mbarrier."),
+    ("column-released-early", "        acc = warpgroup_mma_wait(0, deps=[acc])\n        mbarrier.arrive(free.index(slot), count=1)\n        mbarrier.arrive(free_a.index(slot), count=1)\n        mbarrier.arrive(free_b.index(slot), count=1)\n",
+     "        mbarrier.arrive(free_b.index(slot), count=1)\n        acc = warpgroup_mma_wait(0, deps=[acc])\n        mbarrier.arrive(free.index(slot), count=1)\n        mbarrier.arrive(free_a.index(slot), count=1)\n",
+     "race", "tma_load(b_desc"),
+    ("no-barrier-after-init", "    fence_async_shared(cluster=True)\n    cluster_barrier()\n", "    fence_async_shared(cluster=True)\n", "barrier", "mbarrier."),
+    ("no-full-wait", "        mbarrier.wait(full.index(slot), (k // STAGES) & 1)\n", "", "race|uninitialized", "acc = warpgroup_mma(a_s"),
+)  # fmt: skip
+
 # Gluon has clusters from Triton 3.7 on.
 BUGS = [
     *PIPELINED,
@@ -272,6 +288,6 @@ BUGS = [
     *SUMS,
     *FLAGGED,
     *REDUCED,
-    *(CLUSTER if hasattr(hopper, "cluster") else ()),
+    *([*CLUSTER, *CLUSTER_ROLES] if hasattr(hopper, "cluster") else ()),
 ]
 CASES = sorted({bug.case for bug in BUGS})

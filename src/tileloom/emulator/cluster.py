@@ -122,20 +122,14 @@ def spread_of(ty: Type, module: Module) -> Spread:
     return _spread(tuple(tuple(b) for b in bases), ty.shape, count)
 
 
-def barrier_all(partition: Partition, *, relaxed: bool = False) -> None:
-    """Let the CTAs of a cluster meet: each then knows what all others knew.
+def arrive_all(partition: Partition, *, relaxed: bool = False) -> None:
+    """Let every CTA arrive at the cluster's barrier.
 
     Args:
         partition: The partition, of the first CTA.
         relaxed: Whether the barrier orders no memory; then only initialisations of mbarriers that a
             fence has released become known.
     """
-    arrive_all(partition, relaxed=relaxed)
-    wait_all(partition)
-
-
-def arrive_all(partition: Partition, *, relaxed: bool = False) -> None:
-    """Let every CTA arrive at the cluster's barrier; `relaxed` as for `barrier_all`."""
     for buffer in partition.cta.buffers.values():
         for barrier in buffer.bars.values():
             barrier.in_cluster = barrier.in_cluster or barrier.fenced

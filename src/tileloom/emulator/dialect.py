@@ -18,11 +18,13 @@ from tileloom.emulator.report import LaunchError
 
 VERSION: tuple[int, ...] = tuple(int(x) for x in triton.__version__.split("+")[0].split(".")[:3])
 SUPPORTED = ((3, 6), (3, 7), (3, 8), (3, 9))
-# Since this release tma.store_wait says in the IR that it waits for the reads of shared memory only;
-# before, it always did, and said nothing.
+# Since this release the IR says whether tma.store_wait waits for the reads of shared memory only;
+# before, it always did.
 STORE_WAIT_SAYS_READ_ONLY = VERSION >= (3, 8)
 # The first release whose compiler puts a proxy fence between cp.async and wgmma in a tl.dot loop.
 PIPELINED_DOT_HAS_FENCE = VERSION >= (3, 7, 1)
+# The first release whose compiler puts fence.mbarrier_init before a relaxed barrier of a cluster.
+RELAXED_BARRIER_HAS_FENCE = VERSION >= (3, 9)
 
 
 def check_version() -> None:

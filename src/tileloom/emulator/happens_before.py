@@ -36,7 +36,7 @@ def join(into: Clock, other: Clock) -> None:
 class Record:
     """One access that later ones are checked against."""
 
-    __slots__ = ("atomic", "epoch", "key", "kind", "loc", "partition", "proxy", "value", "write")
+    __slots__ = ("atomic", "epoch", "key", "kind", "loc", "partition", "proxy", "rank", "write")
 
     def __init__(
         self, partition: Partition, kind: str, proxy: str, write: bool, loc: Loc,
@@ -50,6 +50,7 @@ class Record:
         self.key = key
         self.epoch = epoch
         self.atomic = atomic
+        self.rank = partition.rank
 
     def known_to(self, clock: Clock) -> bool:
         """Whether a clock has reached this access."""
@@ -63,6 +64,7 @@ class Record:
 
 _HINTS = {
     "TMA load": "wait on the mbarrier that the TMA load signals before this access",
+    "asynchronous store": "wait on the mbarrier that the store signals before this access",
     "wgmma": "warpgroup_mma_wait() with fewer outstanding must come before the release or "
     "overwrite",
     "cp.async": "async_copy.wait_group() with fewer outstanding groups must come before this "
@@ -130,7 +132,7 @@ class SharedChecker:
         buffer = view.buffer
         region = view.region
         geometry = buffer.geometry
-        rank = partition.rank if rank is None else rank
+        rank = new.rank = partition.rank if rank is None else rank
         book = buffer.books[rank]
         self._against(book, region, view, new)
         for other in geometry.over[region]:
@@ -180,10 +182,12 @@ class SharedChecker:
     def _conflict(self, view: View, old: Record, new: Record) -> None:
         partition = new.partition
         reporter = partition.cta.launch.reporter
+        name = f"shared buffer {view.name}"
+        if partition.cta.clustered:
+            name += f" of CTA {new.rank}"
         if old.key == new.key and old.epoch < new.epoch and old.kind == new.kind == "wgmma":
             return
         if not old.known_to(partition.clock):
-            name = f"shared buffer {view.name}"
             hint = _HINTS.get(old.kind, _SHARED_HINT)
             reporter.add("race", _sentence(name, old, new), new.side(), other=old.side(), hint=hint)
         elif (
@@ -194,7 +198,7 @@ class SharedChecker:
             if severity == "ignore":
                 return
             message = (
-                f"shared buffer {view.name}: a generic-proxy {old.kind} "
+                f"{name}: a generic-proxy {old.kind} "
                 f"{'write' if old.write else 'read'} is followed by a {new.kind} through the "
                 "async proxy without fence_async_shared() in between"
             )

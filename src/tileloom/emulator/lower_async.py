@@ -12,7 +12,7 @@ from tileloom.emulator.barriers import Barrier
 from tileloom.emulator.cluster import Spread, spread_of
 from tileloom.emulator.dialect import STORE_WAIT_SAYS_READ_ONLY
 from tileloom.emulator.happens_before import Clock, Record
-from tileloom.emulator.ir import Loc, Op
+from tileloom.emulator.ir import Loc, Op, Type, parse_type, split_top
 from tileloom.emulator.lower import STEP, Program, Run, lowers
 from tileloom.emulator.lower_barriers import barrier_of, check_init_fence, owners
 from tileloom.emulator.lower_global import (
@@ -212,6 +212,59 @@ def _store_wait(op: Op, program: Program) -> Run:
         return wait_stores(f[0], pending, op.loc, f"tma.store_wait({pending})", not read_only)
 
     return run
+
+
+# ---- stores to shared memory of the cluster
+@lowers("ttng.async_shared_store", kind=STEP, words=r"")
+def _shared_store(op: Op, program: Program) -> Run:
+    value, target, bar = op.operands
+    loc = op.loc
+    source_type, target_type, _ = _types_of_store(op)
+    source, spread = (spread_of(t, program.module) for t in (source_type, target_type))
+    if not set(map(str, spread.parts)) <= set(map(str, source.parts)):
+        raise UnsupportedKernelError(
+            "an asynchronous store whose parts are cut otherwise than the buffer's", loc
+        )
+    senders = [
+        rank if source.parts[rank] == part else source.parts.index(part)
+        for rank, part in enumerate(spread.parts)
+    ]
+
+    def run(f: Frame) -> None:
+        partition: Partition = f[0]
+        view, bars = view_of(f, target), view_of(f, bar)
+        signals: list[tuple[Barrier, Record]] = []
+        for rank, sender in enumerate(senders):
+            issuer = partition.team[sender]
+            barrier = barrier_of(issuer, bars, loc, "asynchronous store", rank)
+            if barrier is None:
+                return
+            record = partition.cta.launch.shared.access(
+                view, issuer, "asynchronous store", loc, write=True, key=barrier.key, rank=rank
+            )
+            signals.append((barrier, record))
+            barrier.loads.append(record)
+        new = np.asarray(f[value]).reshape(view.data.shape)
+        if dtypes.is_float(view.buffer.elem):
+            view.data.fill(np.nan)
+        view.init[...] = True
+        nbytes = view.data.size * dtypes.size_of(view.buffer.elem) // spread.pieces
+
+        def complete() -> None:
+            view.data[...] = new
+            for barrier, record in signals:
+                record.epoch = barrier.last_load = barrier.phase + 1
+                barrier.loads.remove(record)
+                barrier.transfer(nbytes)
+
+        partition.cta.issue("asynchronous store", partition, complete, loc)
+
+    return run
+
+
+def _types_of_store(op: Op) -> list[Type]:
+    before, _, after = op.signature.partition(" -> ")
+    return [parse_type(before), *(parse_type(t) for t in split_top(after))]
 
 
 # ---- cp.async

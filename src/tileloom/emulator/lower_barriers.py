@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tileloom.emulator import cluster, global_edges
+from tileloom.emulator import cluster, dialect, global_edges
 from tileloom.emulator.barriers import MAX_COUNT, Barrier
 from tileloom.emulator.cluster import Spread, spread_of
 from tileloom.emulator.ir import Loc, Op
@@ -227,12 +227,13 @@ def _proxy_fence(op: Op, program: Program) -> Run:
     "ttng.fence_mbarrier_init_release_cluster", "ttng.fence_mbarrier_init", kind=STEP, words=r""
 )
 def _init_fence(op: Op, program: Program) -> Run:
-    def run(f: Frame) -> None:
-        for buffer in f[0].cta.buffers.values():
-            for barrier in buffer.bars.values():
-                barrier.fenced = True
+    return lambda f: _release_inits(f[0])
 
-    return run
+
+def _release_inits(partition: Partition) -> None:
+    for buffer in partition.cta.buffers.values():
+        for barrier in buffer.bars.values():
+            barrier.fenced = True
 
 
 def check_init_fence(partition: Partition, barrier: Barrier, loc: Loc) -> None:
@@ -264,7 +265,14 @@ def _other_fence(op: Op, program: Program) -> Run:
 @lowers("ttng.cluster_barrier", kind=STEP, attrs=["relaxed"], words=r"")
 def _cluster_barrier(op: Op, program: Program) -> Run:
     relaxed = op.attrs.get("relaxed") == "true"
-    return lambda f: cluster.barrier_all(f[0], relaxed=relaxed)
+
+    def run(f: Frame) -> None:
+        if dialect.RELAXED_BARRIER_HAS_FENCE:
+            _release_inits(f[0])
+        cluster.arrive_all(f[0], relaxed=relaxed)
+        cluster.wait_all(f[0])
+
+    return run
 
 
 @lowers("ttng.cluster_arrive", kind=STEP, attrs=["relaxed"], words=r"")
