@@ -195,7 +195,7 @@ def _row(bundle: Bundle, variant: Variant) -> dict[str, Any]:
         "shared_bytes": variant.shared_bytes,
         "bytes": bundle.size(variant),
         "triton": variant.triton,
-        "cuda": variant.toolkit,
+        "toolkit": variant.toolkit,
         "ptx": variant.ptx_version,
         "least_driver": least_driver(variant),
     }

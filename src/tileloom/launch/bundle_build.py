@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tileloom import __version__
 from tileloom.errors import BundleError, CompileError, OptionError
 from tileloom.launch.aot import CompiledKernel, CompileResult, KernelSpec, compile_in_workers
 from tileloom.launch.bundle_format import Constant, Parameter, Variant, write_bundle
@@ -98,7 +98,7 @@ def bundle_results(
         for spec, result in zip(specs, results, strict=True)
         if result.error is None
     ]
-    write_bundle(path, variants, list(binaries), tileloom=__version__)
+    write_bundle(path, variants, list(binaries), tileloom=sys.modules["tileloom"].__version__)
     return variants
 
 
