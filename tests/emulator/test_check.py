@@ -118,6 +118,17 @@ def test_command_line_exit_status(tmp_path, capsys):
     assert "there is no file" in capsys.readouterr().err
 
 
+def test_options_out_of_range_are_refused(tmp_path, capsys):
+    good = str(write(tmp_path, "module.py", MAIN))
+    for option in ("--seeds", "--sms", "--jobs", "--timeout"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["check", good, option, "0"])
+        assert f"{option}: '0' is not a whole number of at least 1" in capsys.readouterr().err
+    assert main(["check", good, "--line", "3"]) == 1
+    said = capsys.readouterr().err
+    assert "check: --kernels and --line choose mutants. Try: --mutate with them." in said
+
+
 RANDOM_BUG = """
 import torch, triton, triton.language as tl
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,23 @@ def test_mutants_of_a_module_that_the_file_imports(driver, capsys):
     assert out.strip().endswith("2 mutants, 0 that nobody notices")
 
 
+def test_verdicts_as_json(driver, capsys):
+    library = str(driver.with_name("borrowed_kernels.py"))
+    options = [*ONE, "--kernels", library, "--line", "26", "--json"]
+    assert main(["check", str(driver), *options]) == 0
+    mutants = json.loads(capsys.readouterr().out)["mutants"]
+    assert [m["mutation"] for m in mutants] == [
+        "arrive before the load above it", "count of arrive one higher", "removed arrive",
+    ]  # fmt: skip
+    assert mutants[0] == {
+        "file": library, "line": 26, "function": "drain", "outcome": "reported",
+        "statement": "mbarrier.arrive(free.index(i % 2), count=1)",
+        "mutation": "arrive before the load above it", "detail": mutants[0]["detail"],
+        "schedule": "late", "seed": 0, "level": "ttgir", "case": "one", "harmless": None,
+    }  # fmt: skip
+    assert mutants[0]["detail"].startswith("race at borrowed_kernels.py:")
+
+
 def test_kernels_that_the_file_does_not_import_are_refused(driver, capsys):
     stray = CASE / "names.py"
     assert main(["check", str(driver), *ONE, "--kernels", str(stray)]) == 1
@@ -152,6 +170,10 @@ def test_an_unnoticed_mutant_fails_the_command_unless_it_is_marked(tmp_path, cap
     path.write_text(LONELY.replace("MARK", ""))
     assert main(["check", str(path), *ONE]) == 1
     assert "UNNOTICED" in capsys.readouterr().out
+    assert main(["check", str(path), *ONE, "--github"]) == 1
+    assert capsys.readouterr().out.startswith(
+        f"::error file={path},line=6,title=tileloom mutant::memory order made relaxed: nobody"
+    )
     path.write_text(LONELY.replace("MARK", "  # tileloom: harmless(nobody reads x)"))
     assert main(["check", str(path), *ONE]) == 0
     assert "harmless: nobody reads x" in capsys.readouterr().out

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileloom.errors import OptionError
+
 if TYPE_CHECKING:
     from tileloom.emulator.check import Failure, Result, Setting
     from tileloom.emulator.judge import Verdict
@@ -31,17 +33,17 @@ def add_parser(subparsers: Any) -> None:
     add("target", metavar="FILE[:KERNEL]", help="what to run; KERNEL filters reports")
     add("--schedule", action="append", choices=("late", "eager", "random"),
         help="only this schedule; may be repeated. Default: all three")  # fmt: skip
-    add("--seeds", type=int, default=2, metavar="N",
+    add("--seeds", type=_positive, default=2, metavar="N",
         help="seeds of the random schedule (default 2)")  # fmt: skip
     add("--seed", type=int, metavar="S", help="only this seed")
     add("--level", action="append", choices=("ttir", "ttgir", "machine"),
         help="only this level; may be repeated. Default: ttgir and machine")  # fmt: skip
     add("--arch", default="sm_90a", choices=("sm_80", "sm_90", "sm_90a"))
-    add("--sms", type=int, default=4, metavar="N",
+    add("--sms", type=_positive, default=4, metavar="N",
         help="multiprocessors of the emulated card; few make persistent programs take several "
         "tiles each (default 4)")  # fmt: skip
     add("--case", metavar="NAME", help="only this one of the file's CASES or tests")
-    add("--timeout", type=float, default=600.0, metavar="S",
+    add("--timeout", type=_positive, default=600, metavar="S",
         help="seconds that one launch may take, compilation included (default 600)")  # fmt: skip
     add("--mutate", action="store_true", help="damage one synchronisation at a time")
     add("--kernels", type=Path, action="append", default=[], metavar="FILE",
@@ -49,11 +51,18 @@ def add_parser(subparsers: Any) -> None:
         "repeated")  # fmt: skip
     add("--line", type=int, action="append", metavar="N",
         help="with --mutate: only the mutants of this line; may be repeated")  # fmt: skip
-    add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N",
+    add("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N",
         help="with --mutate: processes at a time (default: one for each core)")  # fmt: skip
     add("--timeline", type=Path, metavar="JSON", help="write the first run's timeline")
     add("--json", action="store_true", help="write JSON")
     add("--github", action="store_true", help="write GitHub annotations")
+
+
+def _positive(text: str) -> int:
+    """Read a number that must be at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     ways = settings(schedules, seeds, levels, args.arch, args.sms)
     if args.mutate:
         return _mutate(args, path, ways)
+    if args.kernels or args.line:
+        raise OptionError("check: --kernels and --line choose mutants. Try: --mutate with them.")
     result = check_in_child(
         path, ways, kernel=kernel or None, case=args.case, timeline=args.timeline,
         timeout_s=args.timeout,
@@ -157,13 +168,42 @@ def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting]) -> int:
 
     judge = Judge(path, ways, args.kernels, timeout_s=args.timeout, case=args.case)
     wanted = None if args.line is None else lambda path, mutant: mutant.line in args.line
-    total = missed = 0
+    missed = 0
+    verdicts: list[Verdict] = []
     for verdict in judge.verdicts(jobs=args.jobs, wanted=wanted):
-        total += 1
+        verdicts.append(verdict)
         missed += not verdict.noticed
-        _write_verdict(verdict)
-    print(f"{total} mutants, {missed} that nobody notices")
+        if args.github and not verdict.noticed:
+            where = f"file={verdict.path},line={verdict.mutant.line}"
+            print(f"::error {where},title=tileloom mutant::{verdict.mutant.change}: nobody notices")
+        elif not args.json and not args.github:
+            _write_verdict(verdict)
+    if args.json:
+        out = {"schema": 1, "target": args.target, "mutants": [_plain(v) for v in verdicts]}
+        json.dump(out, sys.stdout, indent=1)
+        print()
+    else:
+        print(f"{len(verdicts)} mutants, {missed} that nobody notices")
     return 1 if missed else 0
+
+
+def _plain(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as plain data for JSON."""
+    mutant, way = verdict.mutant, verdict.setting
+    return {
+        "file": str(verdict.path),
+        "line": mutant.line,
+        "function": mutant.function,
+        "statement": mutant.source,
+        "mutation": mutant.change,
+        "outcome": verdict.outcome,
+        "detail": verdict.detail,
+        "schedule": way and way.schedule,
+        "seed": way and way.seed,
+        "level": way and way.level,
+        "case": verdict.case,
+        "harmless": mutant.harmless,
+    }
 
 
 def _write_verdict(verdict: Verdict) -> None:
