@@ -110,7 +110,7 @@ def norm_bwd_kernel(
     if DWEIGHT:
         tl.store(at, tl.sum(dweight, 0), mask=there)
     if DBIAS:
-        tl.store(at + DWEIGHT * width, tl.sum(dbias, 0), mask=there)
+        tl.store(at + DWEIGHT * tl.cast(width, tl.int64), tl.sum(dbias, 0), mask=there)
 
 
 @triton.jit

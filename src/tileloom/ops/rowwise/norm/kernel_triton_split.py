@@ -11,8 +11,9 @@ the other, and adds up its share of dweight and dbias in registers:
 
 Who waits for whom: each part of a row for all others of it, once, at `pieces_split.meet`. What it
 has read stays in registers meanwhile, and a backward program asks for its next row before it waits
-(AHEAD); or it reads its part again afterwards, where registers are short. All add up the parts'
-sums in the same order.
+(AHEAD). Where registers are short, it reads its part again afterwards, and its share of dweight and
+dbias lies in memory between two rows; both come from L2. All add up the parts' sums in the same
+order.
 
 Bytes moved: every tensor once, whatever the length of the rows (again: from L2); 8 bytes a part.
 
@@ -144,7 +145,11 @@ def norm_bwd_split_kernel(
     columns = part * BLOCK + tl.arange(0, BLOCK)
     seen = columns < width
     if weight is not None:
-        w = tl.load(weight + column_offsets(columns, weight_d, VECTOR), mask=seen, other=0.0)
+        weight += column_offsets(columns, weight_d, VECTOR)
+        if AHEAD:
+            w = tl.load(weight, mask=seen, other=0.0)
+    if DWEIGHT or DBIAS:
+        share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
     each = tl.arange(0, PARTS).to(tl.int64)
@@ -166,11 +171,17 @@ def norm_bwd_split_kernel(
             centre = tl.load(mean + row)
         xhat = tl.where(seen, (next_h.to(tl.float32) - centre) * scale, 0.0)
         a = next_g.to(tl.float32)
-        if DBIAS:
-            dbias += a
-        if DWEIGHT:
+        if AHEAD and DWEIGHT:
             dweight += a * xhat
+        if AHEAD and DBIAS:
+            dbias += a
+        earlier = seen & (number != group)
+        if DBIAS and not AHEAD:
+            before = tl.load(share + DWEIGHT * width, mask=earlier, other=0.0)
+            tl.store(share + DWEIGHT * width, before + a, mask=seen)
         if weight is not None:
+            if not AHEAD:
+                w = tl.load(weight, mask=seen, other=0.0, eviction_policy="evict_last")
             a = a * w.to(tl.float32)
         own = sums + (row * parts + part) * 2
         tl.store(own, tl.sum(a * xhat, 0))
@@ -189,8 +200,11 @@ def norm_bwd_split_kernel(
             )  # fmt: skip
             xhat = (next_h.to(tl.float32) - centre) * scale
             a = next_g.to(tl.float32)
+            if DWEIGHT:
+                before = tl.load(share, mask=earlier, other=0.0)
+                tl.store(share, before + a * xhat, mask=seen)
             if weight is not None:
-                a = a * w.to(tl.float32)
+                a = a * tl.load(weight, mask=seen, other=0.0).to(tl.float32)
 
         of_row = sums + (row * parts + each) * 2
         y = a - xhat * (tl.sum(tl.load(of_row, mask=each < parts, other=0.0), 0) / width)
@@ -202,9 +216,7 @@ def norm_bwd_split_kernel(
             y += tl.load(at, mask=seen, other=0.0).to(tl.float32)
         at = _part(dh, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
         tl.store(at, y.to(dh.dtype.element_ty), mask=seen)
-    if DWEIGHT or DBIAS:
-        at = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
-    if DWEIGHT:
-        tl.store(at, dweight, mask=seen)
-    if DBIAS:
-        tl.store(at + DWEIGHT * width, dbias, mask=seen)
+    if AHEAD and DWEIGHT:
+        tl.store(share, dweight, mask=seen)
+    if AHEAD and DBIAS:
+        tl.store(share + DWEIGHT * width, dbias, mask=seen)
