@@ -167,10 +167,15 @@ def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting]) -> int:
     from tileloom.emulator.judge import Judge
 
     judge = Judge(path, ways, args.kernels, timeout_s=args.timeout, case=args.case)
-    wanted = None if args.line is None else lambda path, mutant: mutant.line in args.line
+    wanted = [
+        (path, mutant)
+        for path, found in judge.mutants().items()
+        for mutant in found
+        if args.line is None or mutant.line in args.line
+    ]
     missed = 0
     verdicts: list[Verdict] = []
-    for verdict in judge.verdicts(jobs=args.jobs, wanted=wanted):
+    for verdict in judge.verdicts(wanted, jobs=args.jobs):
         verdicts.append(verdict)
         missed += not verdict.noticed
         if args.github and not verdict.noticed:

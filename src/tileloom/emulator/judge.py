@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,29 +121,27 @@ class Judge:
         )  # fmt: skip
 
     def verdicts(
-        self, *, jobs: int = 1, wanted: Callable[[Path, Mutant], bool] | None = None
+        self, mutants: Sequence[tuple[Path, Mutant]] | None = None, *, jobs: int = 1
     ) -> Generator[Verdict]:
-        """Judge every mutant.
+        """Judge mutants.
 
         Args:
+            mutants: Which, each with its file; default: all.
             jobs: How many at a time.
-            wanted: Leaves out the mutants for which it is false.
 
         Yields:
-            A verdict for each mutant, in the order of files and lines.
+            A verdict for each mutant, in order.
 
         Raises:
             LaunchError: If the file is not correct as it is.
         """
+        if mutants is None:
+            mutants = [(path, m) for path, found in self.mutants().items() for m in found]
+        if not mutants:
+            return
         self.run_as_it_is()
-        work = [
-            (path, mutant)
-            for path, found in self.mutants().items()
-            for mutant in found
-            if wanted is None or wanted(path, mutant)
-        ]
         with ThreadPoolExecutor(jobs) as pool:
-            yield from pool.map(lambda item: self.verdict(*item), work)
+            yield from pool.map(lambda item: self.verdict(*item), mutants)
 
 
 def _copy(path: Path, text: str, folder: Path) -> Path:

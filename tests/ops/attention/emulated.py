@@ -28,6 +28,7 @@ from tileloom.testing import poisoned_memory
 
 SCHEDULES = (("late", 0), ("eager", 0), ("random", 0), ("random", 1))
 SMS = 2
+_ATTENTION = "tileloom.ops.attention"
 _DTYPES = {"fp16": FP16, "bf16": BF16, "fp32": FP32}
 
 
@@ -86,12 +87,17 @@ def attention(inputs: cases.Inputs, config: AttentionConfig) -> tuple[torch.Tens
     return out, lse
 
 
+def forward_specs() -> list[KernelSpec]:
+    """The shipped forms of the forward's kernels."""
+    return [spec for spec in shipped() if spec.name.startswith("attention_fwd")]
+
+
 def gluon_calls() -> list[Call]:
     """A call for each shipped form of the Hopper kernel."""
     return [
         Call(spec.name, _gluon_case(spec), gluon_config(spec), "sm_90a")
         for spec in shipped()
-        if spec.gluon
+        if spec.function == f"{_ATTENTION}.kernel_gluon_sm90_fwd:attention_fwd_kernel"
     ]
 
 
@@ -100,7 +106,7 @@ def triton_calls() -> list[Call]:
     return [
         Call(f"{spec.name}-{arch}", _triton_case(spec), triton_config(spec), arch)
         for spec in shipped()
-        if not spec.gluon
+        if spec.function == f"{_ATTENTION}.kernel_triton:attention_fwd_kernel"
         for arch in spec.archs
         if arch in ("sm_80", "sm_90")
     ]

@@ -1,0 +1,217 @@
+"""Writes docs/mutations.md: every mutant of the package's kernels, and who noticed it.
+
+python -m tests.emulator.mutation_page          # judge every mutant: minutes
+python -m tests.emulator.mutation_page --new    # only those that the page does not have yet
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.house import ROOT
+from tileloom.emulator.check import settings
+from tileloom.emulator.judge import Judge, Verdict
+from tileloom.emulator.mutate import Mutant
+
+PAGE = ROOT / "docs" / "mutations.md"
+SCHEDULES, SEEDS, LEVELS = ("late", "eager", "random"), (0, 1), ("ttgir", "machine")
+COMMAND = "python -m tests.emulator.mutation_page"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Kernels, the file that runs them, and the mutants that nobody need notice.
+
+    Attributes:
+        title: Heading of its table.
+        driver: What `tileloom check` runs.
+        kernels: What is damaged.
+        sms: Multiprocessors of the emulated card.
+        harmless: (statement, mutation) -> why nobody need notice.
+    """
+
+    title: str
+    driver: Path
+    kernels: tuple[Path, ...]
+    sms: int
+    harmless: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def judge(self) -> Judge:
+        """Return who judges its mutants."""
+        ways = settings(SCHEDULES, SEEDS, LEVELS, sms=self.sms)
+        return Judge(self.driver, ways, self.kernels)
+
+
+_ATTENTION = ROOT / "src" / "tileloom" / "ops" / "attention"
+_TURN = "turns order the issue of wgmmas for speed; nothing is handed over by them"
+SUBJECTS = (
+    Subject(
+        "Attention forward on Hopper",
+        ROOT / "tests" / "ops" / "attention" / "emulated.py",
+        (
+            _ATTENTION / "kernel_gluon_sm90_fwd.py",
+            _ATTENTION / "pieces_gluon_sm90.py",
+            ROOT / "src" / "tileloom" / "device" / "barriers.py",
+        ),
+        sms=2,
+        harmless={
+            (
+                "mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)",
+                "removed wait",
+            ): "the wait for `q_empty` before it covers it: every consumer arrives there for "
+            "tile `count - 2` (`count - 1` with one Q buffer) during the tile after, so after it "
+            "has read the mail that this one overwrites",
+            (
+                "arrive_each_thread(mail_empty.index(slot))",
+                "arrive_each_thread before the load above it",
+            ): "as above: `q_empty` alone orders the producer's next store behind this load",
+            (
+                "arrive_each_thread(ring_empty.index(k_slot))",
+                "arrive_each_thread before the warpgroup_mma_wait above it",
+            ): "the producer refills slots in order: before this one it waits for V of the block "
+            "before, which this step hands back after its `warpgroup_mma_wait(0)`",
+            ("turn_end(WG, CONSUMERS)", "turn_end before the warpgroup_mma above it"): _TURN,
+        },
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    file: str
+    line: int
+    statement: str
+    mutation: str
+    noticed: str = ""
+
+    @staticmethod
+    def of(path: Path, mutant: Mutant, noticed: str = "") -> Row:
+        """Return the row of a mutant."""
+        file = path.relative_to(ROOT).as_posix()
+        return Row(file, mutant.line, mutant.source, mutant.change, noticed)
+
+    @property
+    def place(self) -> tuple[str, int, str, str]:
+        """Everything but who noticed."""
+        return self.file, self.line, self.statement, self.mutation
+
+    def text(self) -> str:
+        """Return the row as Markdown."""
+        statement = self.statement.replace("|", "\\|")
+        return f"| {self.line} | `{statement}` | {self.mutation} | {self.noticed} |"
+
+
+def noticed(subject: Subject, verdict: Verdict) -> str:
+    """Say who noticed a mutant, or why nobody need."""
+    mutant = verdict.mutant
+    if verdict.outcome == "unnoticed":
+        reason = subject.harmless.get((mutant.source, mutant.change), mutant.harmless)
+        return f"harmless: {reason}" if reason else "**nobody**"
+    assert verdict.setting is not None, "somebody noticed"
+    way = verdict.setting
+    schedule = f"{way.schedule} {way.seed}" if way.schedule == "random" else way.schedule
+    kind = verdict.detail.partition(" at ")[0]  # its line would move with the source
+    who = kind if verdict.outcome == "reported" else verdict.outcome
+    return f"{who}; {schedule}, {way.level}, {verdict.case}"
+
+
+def current() -> list[Row]:
+    """Return the rows that the kernels have now, not yet judged."""
+    return [
+        Row.of(path, mutant)
+        for subject in SUBJECTS
+        for path, found in subject.judge().mutants().items()
+        for mutant in found
+    ]
+
+
+def keyed(rows: Iterable[Row]) -> dict[tuple[str, str, str, int], str]:
+    """Return who noticed by file, statement, mutation and occurrence: lines may have moved."""
+    seen: Counter[tuple[str, str, str]] = Counter()
+    out: dict[tuple[str, str, str, int], str] = {}
+    for row in rows:
+        what = (row.file, row.statement, row.mutation)
+        seen[what] += 1
+        out[(*what, seen[what])] = row.noticed
+    return out
+
+
+def judged(old: Iterable[Row], jobs: int) -> list[Row]:
+    """Judge the mutants that `old` has no row of; keep its verdicts about the others."""
+    known = keyed(old)
+    rows: list[Row] = []
+    for subject in SUBJECTS:
+        judge = subject.judge()
+        found = [(path, mutant) for path, some in judge.mutants().items() for mutant in some]
+        unjudged = [Row.of(path, mutant) for path, mutant in found]
+        keys = list(keyed(unjudged))
+        unknown = [item for item, key in zip(found, keys) if key not in known]
+        texts: dict[tuple[Path, Mutant], str] = {}
+        for verdict in judge.verdicts(unknown, jobs=jobs):
+            text = noticed(subject, verdict)
+            texts[verdict.path, verdict.mutant] = text
+            print(Row.of(verdict.path, verdict.mutant, text).text(), file=sys.stderr, flush=True)
+        for item, row, key in zip(found, unjudged, keys):
+            rows.append(replace(row, noticed=texts[item] if item in texts else known[key]))
+    return rows
+
+
+_INTRODUCTION = f"""# Mutations of the kernels
+
+Generated; do not edit. Each row is one damage to a synchronising statement of a kernel of this
+package, and who noticed it first when the kernel then ran on [the emulator](emulator.md): the kind
+of report; schedule, level and case. `tests/emulator/test_mutation_page.py` holds the
+page against the kernels; `{COMMAND}` writes it anew.
+"""
+_HEAD = "| line | statement | mutation | noticed by |\n|---|---|---|---|"
+
+
+def page(rows: list[Row]) -> str:
+    """Return the page's text."""
+    harmless = sum(row.noticed.startswith("harmless: ") for row in rows)
+    counts = f"{len(rows)} mutants; {len(rows) - harmless} noticed, {harmless} harmless"
+    out = [_INTRODUCTION, f"{counts}, each for the reason given."]
+    for subject in SUBJECTS:
+        driver = subject.driver.relative_to(ROOT).as_posix()
+        out += ["", f"## {subject.title}", ""]
+        out += [f"Run by `{driver}`, with {subject.sms} multiprocessors."]
+        for path in subject.kernels:
+            file = path.relative_to(ROOT).as_posix()
+            out += ["", f"### {file}", "", _HEAD]
+            out += [row.text() for row in rows if row.file == file]
+    return "\n".join(out) + "\n"
+
+
+def read(text: str) -> list[Row]:
+    """Return the rows of a page."""
+    rows: list[Row] = []
+    file = ""
+    for line in text.splitlines():
+        if line.startswith("### "):
+            file = line.removeprefix("### ")
+        elif line.startswith("| ") and line[2].isdigit():
+            number, statement, mutation, who = line[2:-2].replace("\\|", "\0").split(" | ")
+            statement = statement.strip("`").replace("\0", "|")
+            rows.append(Row(file, int(number), statement, mutation, who))
+    return rows
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--new", action="store_true", help="keep the verdicts that are there")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time; default 2")
+    args = parser.parse_args()
+    old = read(PAGE.read_text()) if args.new and PAGE.exists() else []
+    PAGE.write_text(page(judged(old, args.jobs)))
+
+
+if __name__ == "__main__":
+    main()
