@@ -13,7 +13,7 @@ from tileloom.ops.rowwise.norm.config import HELD, padded, parts_of
 from tileloom.ops.rowwise.norm.problem import NormProblem
 
 # Shares that `norm_vectors_kernel` adds up side by side, and its columns.
-_SHARES, _COLUMNS = 16, 64
+_SHARES, _COLUMNS = 128, 32
 
 Fixed = tuple[int, tuple[Any, ...]]
 

@@ -140,4 +140,4 @@ def vectors_spec(problem: NormProblem) -> KernelSpec:
 
     _, fixed = arguments.vectors(problem, H100.sms)
     tensors = ("*fp32", "*fp32", "*fp32" if problem.has_bias else None)
-    return row_spec("norm_vectors[fp32]", norm_vectors_kernel, tensors, fixed, 4)
+    return row_spec("norm_vectors[fp32]", norm_vectors_kernel, tensors, fixed, 8)

@@ -276,7 +276,7 @@ def _sum_shares(problem: NormProblem, programs: int) -> Launch:
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
 
     count, fixed = arguments.vectors(problem, programs)
-    return Launch(norm_vectors_kernel, count, 4, fixed)
+    return Launch(norm_vectors_kernel, count, 8, fixed)
 
 
 def _whole_backward(
