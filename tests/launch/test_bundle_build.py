@@ -54,6 +54,7 @@ def test_the_same_kernels_give_the_same_bytes(small_bundle, tmp_path):
     assert (tmp_path / "again.bundle").read_bytes() == small_bundle.read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("version", OTHERS)
 def test_other_versions_of_triton_make_bundles_with_the_same_keys(small_bundle, tmp_path, version):
     if (folder := triton_folder(version)) is None:

@@ -58,7 +58,9 @@ def outcomes(small_bundle, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", _NAMES)
-@pytest.mark.parametrize("version", ["own", *OTHERS])
+@pytest.mark.parametrize(
+    "version", ["own", *(pytest.param(version, marks=pytest.mark.full) for version in OTHERS)]
+)
 def test_with_a_fake_driver(outcomes, version, name):
     found = outcomes(version)
     assert set(found) == set(_NAMES)

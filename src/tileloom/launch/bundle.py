@@ -109,7 +109,8 @@ class Bundle:
         """
         variant = self._variants.get(number)
         if variant is None:
-            variant = self._variants[number] = self._file.variant(number)
+            # Of two threads that come here at once, both get the same object.
+            variant = self._variants.setdefault(number, self._file.variant(number))
         return variant
 
     def kernel(self, name: str) -> BundledKernel:
