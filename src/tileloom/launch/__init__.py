@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tileloom.launch.bundle_specs import Signature, specs_of
     from tileloom.launch.bundle_use import use_bundle
     from tileloom.launch.launcher import Launcher, prepare
+    from tileloom.launch.watch import refresh
 
 _PUBLIC = {
     "Bundle": "tileloom.launch.bundle:Bundle",
@@ -33,6 +34,7 @@ _PUBLIC = {
     "use_bundle": "tileloom.launch.bundle_use:use_bundle",
     "prepare": "tileloom.launch.launcher:prepare",
     "Launcher": "tileloom.launch.launcher:Launcher",
+    "refresh": "tileloom.launch.watch:refresh",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "compile_aot",
     "load_bundle",
     "prepare",
+    "refresh",
     "specs_of",
     "use_bundle",
 ]
