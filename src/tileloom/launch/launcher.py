@@ -8,6 +8,7 @@ through `kernel[grid](...)` and compiles it. Only what is launched a second time
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
@@ -378,3 +379,9 @@ def prepare(
         )
     given = {"num_warps": num_warps, "num_stages": num_stages}
     return Launcher(kernel, {k: v for k, v in given.items() if v is not None} | options)
+
+
+@functools.lru_cache(maxsize=1024)
+def prepared(kernel: Any, **options: Any) -> Launcher:
+    """Return the one launcher that the package's operators share for a kernel and options."""
+    return prepare(kernel, **options)

@@ -5,11 +5,13 @@ There is no autograd formula yet: a gradient request is refused, never dropped.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
 from tileloom.ops import _op
+from tileloom.ops.attention import plan as plans
 from tileloom.ops.attention.config import (
     AttentionConfig,
     GluonSm90Config,
@@ -69,6 +71,16 @@ def _forward(
     scale: float,
     config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    key = None
+    if q.is_cuda:
+        bounds = (left_top, right_top, left_bottom, right_bottom)
+        key = plans.key_of(q, k, v, mask, bias, key_lengths, *bounds, scale, config)
+        plan = plans.find(key)
+        if plan is not None:
+            if torch._C._cuda_getDevice() == q.get_device():
+                return plan.run(q, k, v, mask, bias, key_lengths)
+            with _op.device_guard(q):
+                return plan.run(q, k, v, mask, bias, key_lengths)
     band = Band(left_top, right_top, left_bottom, right_bottom)
     target = target_of(q)
     problem = AttentionProblem(
@@ -86,34 +98,47 @@ def _forward(
     choice = choose(problem, target, decode(config))
     fast_refused = "gluon_sm90" in choice.refused and target.capability == (9, 0)
     is_slower = fast_refused and q.dtype in (torch.float16, torch.bfloat16)
-    _op.announce(choice, slower_than="gluon_sm90" if is_slower else None)
+    slower_than = "gluon_sm90" if is_slower else None
+    _op.announce(choice, slower_than=slower_than)
     out, lse = empty_outputs(q, v)
     if problem.is_empty:
         out.zero_()
         lse.fill_(float("-inf"))
         return out, lse
-    run = _launcher(choice.config)
+    bind = _binder(choice.config)
     with _op.device_guard(q):
-        run(problem, choice.config, q, k, v, mask, bias, key_lengths, out, lse)
+        launch = bind(problem, choice.config, q, k, v, mask, bias, key_lengths, out, lse)
+        launch(q, k, v, mask, bias, key_lengths, out, lse)
+    if key is not None:
+        size = tuple(out.shape), out.stride()
+        plans.keep(
+            key, plans.Plan(choice, slower_than, size, (tuple(lse.shape), lse.dtype), launch)
+        )
     return out, lse
 
 
-def _launcher(config: AttentionConfig) -> Callable[..., None]:
+def _binder(config: AttentionConfig) -> Callable[..., Callable[..., None]]:
     """Import the kernel of a backend, which loads Triton, only when it runs."""
     if isinstance(config, GluonSm90Config):
-        from tileloom.ops.attention.kernel_gluon_sm90_fwd import launch_attention_fwd
+        from tileloom.ops.attention.launch_gluon_sm90_fwd import bind_attention_fwd
 
-        return launch_attention_fwd
+        return bind_attention_fwd
     if isinstance(config, TritonConfig):
-        from tileloom.ops.attention.kernel_triton import launch_attention_fwd
+        from tileloom.ops.attention.kernel_triton import bind_attention_fwd
 
-        return launch_attention_fwd
-    return _run_reference
+        return bind_attention_fwd
+    return _bind_reference
+
+
+def _bind_reference(
+    problem: AttentionProblem, config: AttentionConfig, *tensors: torch.Tensor | None
+) -> Callable[..., None]:
+    del config, tensors
+    return functools.partial(_run_reference, problem)
 
 
 def _run_reference(
     problem: AttentionProblem,
-    config: AttentionConfig,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -123,7 +148,6 @@ def _run_reference(
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    del config
     shown = Mask(problem.band, key_lengths, mask)
     with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
         results = attention_reference(

@@ -40,7 +40,6 @@ Named barrier 12 (128 * CONSUMERS): `clear_hidden` is done in all consumers.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from triton.experimental import gluon
@@ -56,7 +55,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
 from tileloom.device.compat import tma_load, tma_store
-from tileloom.ops.attention.config import GluonSm90Config, padded_head_dim
+from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
     clear_hidden,
@@ -73,7 +72,6 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     turn_end,
 )
 from tileloom.ops.attention.problem import AttentionProblem
-from tileloom.target import target_of
 
 LN2 = gl.constexpr(0.6931471805599453)
 
@@ -433,67 +431,3 @@ def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, o
         "PIN": config.pin,
         "REGISTERS": config.registers,
     }
-
-
-def launch_attention_fwd(
-    problem: AttentionProblem,
-    config: GluonSm90Config,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: None,
-    bias: None,
-    key_lengths: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
-    """Write `out` `[B, Hq, Lq, D]` and `lse` `[B, Hq, Lq]` for a problem that is not empty.
-
-    Args:
-        problem: What `config.reasons_against` has accepted.
-        config: Tile sizes and roles.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: Not taken.
-        bias: Not taken.
-        key_lengths: `[B]`, int32 or int64, or None.
-        out: Output, last dimension contiguous.
-        lse: Log-sum-exp, float32, contiguous.
-    """
-    del mask, bias
-    width = padded_head_dim(problem.head_dim)
-    tiles = -(-problem.len_q // config.block_m)
-    heads = problem.batch * problem.heads_q
-    group = problem.heads_q // problem.heads_kv
-    kv_bytes = 4 * problem.len_k * problem.head_dim
-    section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
-    lengths = None if key_lengths is None else key_lengths.contiguous()  # taken without a stride
-    stride_b, stride_h, stride_l, _ = out.stride()
-    programs = min(tiles * heads, target_of(q).sms)
-    attention_fwd_kernel[(programs,)](
-        _descriptor(q, 64, width),
-        _descriptor(k, config.block_n, width),
-        _descriptor(v, config.block_n, width),
-        _descriptor(out, 64, width) if config.store == "tma" else None,
-        out,
-        lse,
-        lengths,
-        q.new_zeros(1, dtype=torch.int32) if is_dynamic(problem) else None,
-        # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
-        max(problem.scale, 2.0**-120) * math.log2(math.e),
-        problem.heads_q,
-        group,
-        problem.len_q,
-        problem.len_k,
-        problem.head_dim // 8,
-        tiles,
-        heads,
-        section,
-        *problem.band.clamped(problem.len_q, problem.len_k),
-        stride_b // 8,
-        stride_h // 8,
-        stride_l // 8,
-        **constants(problem, config),
-        num_warps=4,
-    )

@@ -32,11 +32,13 @@ that the compiler knows the alignment without a recompilation for each stride.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 
+from tileloom.launch.launcher import prepared
 from tileloom.ops.attention.config import TritonConfig, padded_head_dim
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
@@ -384,7 +386,7 @@ def _section(problem: AttentionProblem) -> int:
     return min(heads_all, group * max(1, _SECTION_BYTES // max(1, head_bytes)))
 
 
-def launch_attention_fwd(
+def bind_attention_fwd(
     problem: AttentionProblem,
     config: TritonConfig,
     q: torch.Tensor,
@@ -395,13 +397,14 @@ def launch_attention_fwd(
     key_lengths: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
-) -> None:
-    """Write O and LSE of a problem that is not empty; nothing is allocated or copied.
+) -> Callable[..., None]:
+    """Prepare the launch for a problem that is not empty; nothing is allocated or copied.
 
     Args:
         problem: What `config.reasons_against` has passed.
         config: Tile sizes.
-        q: Queries, `[B, Hq, Lq, D]`, any strides; k and v likewise.
+        q: Queries, `[B, Hq, Lq, D]`, any strides; k and v likewise. All tensors here are examples
+            and are not kept.
         k: Keys, `[B, Hkv, Lk, D]`.
         v: Values, `[B, Hkv, Lk, Dv]`.
         mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
@@ -409,6 +412,10 @@ def launch_attention_fwd(
         key_lengths: `[B]`, int32 or int64, or None.
         out: `[B, Hq, Lq, Dv]`, unit stride in the last dimension.
         lse: `[B, Hq, Lq]`, float32, contiguous.
+
+    Returns:
+        `launch(q, k, v, mask, bias, key_lengths, out, lse)`, which writes O and LSE, for tensors of
+        the same shapes, strides, types and alignments.
     """
     full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
     vector = vector_of(16 // q.element_size(), q, k, v, out)
@@ -419,7 +426,11 @@ def launch_attention_fwd(
     heads_all = problem.batch * problem.heads_q
     # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
     scale = max(abs(problem.scale), _LEAST_SCALE) * (1.0 if bias is not None else _LOG2_E)
-    attention_fwd_kernel[(tiles * heads_all,)](
+    launcher = prepared(
+        attention_fwd_kernel, num_warps=config.num_warps, num_stages=config.num_stages
+    )
+    bound = launcher.bind(
+        (tiles * heads_all,),
         q, k, v, None if mask is None else mask.view(torch.uint8), bias, key_lengths, out, lse,
         scale,
         *(s // unit for s in (*strides_of(q), *strides_of(k), *strides_of(v))),
@@ -431,5 +442,18 @@ def launch_attention_fwd(
         *problem.band.clamped(problem.len_q, problem.len_k),
         **constants(problem, config), VECTOR=vector, MASK_VECTOR=mask_vector,
         BIAS_VECTOR=bias_vector, MASK_MODE=mask_mode, BIAS_MODE=bias_mode,
-        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+
+    def launch(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:  # fmt: skip
+        if mask is None and bias is None and key_lengths is None:
+            bound.launch(q, k, v, out, lse)
+            return
+        bits = None if mask is None else mask.view(torch.uint8)
+        given = (q, k, v, bits, bias, key_lengths, out, lse)
+        bound.launch(*[tensor for tensor in given if tensor is not None])
+
+    return launch

@@ -1,0 +1,100 @@
+"""The launch of the Hopper forward: descriptors, grid, and what the kernel is told of a problem."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from tileloom.launch.launcher import prepared
+from tileloom.ops.attention.config import GluonSm90Config, padded_head_dim
+from tileloom.ops.attention.counters import zero_counter
+from tileloom.ops.attention.kernel_gluon_sm90_fwd import (
+    _descriptor,
+    attention_fwd_kernel,
+    constants,
+    is_dynamic,
+)
+from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.target import target_of
+
+
+def bind_attention_fwd(
+    problem: AttentionProblem,
+    config: GluonSm90Config,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: None,
+    bias: None,
+    key_lengths: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+) -> Callable[..., None]:
+    """Prepare the launch for a problem that is not empty.
+
+    Args:
+        problem: What `config.reasons_against` has accepted.
+        config: Tile sizes and roles.
+        q: Queries; like all tensors here an example, which is not kept.
+        k: Keys.
+        v: Values.
+        mask: Not taken.
+        bias: Not taken.
+        key_lengths: `[B]`, int32 or int64, or None.
+        out: Output, last dimension contiguous.
+        lse: Log-sum-exp, float32, contiguous.
+
+    Returns:
+        `launch(q, k, v, mask, bias, key_lengths, out, lse)`, which writes `out` `[B, Hq, Lq, D]`
+        and `lse` `[B, Hq, Lq]`, for tensors of the same shapes, strides, types and alignments.
+    """
+    del mask, bias
+    width = padded_head_dim(problem.head_dim)
+    tiles = -(-problem.len_q // config.block_m)
+    heads = problem.batch * problem.heads_q
+    group = problem.heads_q // problem.heads_kv
+    kv_bytes = 4 * problem.len_k * problem.head_dim
+    section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
+    stride_b, stride_h, stride_l, _ = out.stride()
+    is_tma, draws = config.store == "tma", is_dynamic(problem)
+    bound = prepared(attention_fwd_kernel, num_warps=4).bind(
+        (min(tiles * heads, target_of(q).sms),),
+        _descriptor(q, 64, width),
+        _descriptor(k, config.block_n, width),
+        _descriptor(v, config.block_n, width),
+        _descriptor(out, 64, width) if is_tma else None,
+        out,
+        lse,
+        None if key_lengths is None else key_lengths.contiguous(),  # taken without a stride
+        zero_counter(q) if draws else None,
+        # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
+        max(problem.scale, 2.0**-120) * math.log2(math.e),
+        problem.heads_q,
+        group,
+        problem.len_q,
+        problem.len_k,
+        problem.head_dim // 8,
+        tiles,
+        heads,
+        section,
+        *problem.band.clamped(problem.len_q, problem.len_k),
+        stride_b // 8,
+        stride_h // 8,
+        stride_l // 8,
+        **constants(problem, config),
+    )
+
+    def launch(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None, bias: None,
+        key_lengths: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor,
+    ) -> None:  # fmt: skip
+        given = (q, k, v, out, out, lse) if is_tma else (q, k, v, out, lse)
+        if key_lengths is not None:
+            given = (*given, key_lengths.contiguous())
+        if draws:
+            given = (*given, zero_counter(q))
+        bound.launch(*given)
+
+    return launch
