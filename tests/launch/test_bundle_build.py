@@ -247,8 +247,20 @@ def test_specs_of_a_users_kernel(tmp_path):
         "BLOCK": "constexpr",
     }
     assert (first.aligned, second.aligned) == (("x", "y", "out"), ("y", "out"))
-    made = build_bundle(tmp_path / "b", [(first, "sm_90")])
+    made = build_bundle(tmp_path / "b", [(first, "sm_90"), (second, "sm_90")])
     assert made[0].threads == 64
+    assert made[1].options == {"maxnreg": 64, "num_warps": 4, "num_stages": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("maxnrag", "mean maxnreg?"), ("q", "Try: one of num_")]
+)
+def test_an_option_that_triton_would_ignore_is_refused(name, said):
+    spec = dataclasses.replace(bundle_samples.ADD, options={name: 64})
+    with pytest.raises(CompileError) as caught:
+        compile_aot(spec, "sm_90")
+    assert f"kernel 'add[fp32]' has the option {name}, which Triton does not" in str(caught.value)
+    assert said in str(caught.value)
 
 
 def test_specs_of_a_gluon_kernel_are_those_written_by_hand():

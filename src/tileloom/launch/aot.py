@@ -10,6 +10,7 @@ that aborts or hangs costs one result and not the caller.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 import tempfile
@@ -211,6 +212,7 @@ def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -
 
     arch = normal_arch(arch)
     source = _source(spec, arch)
+    _check_options(spec, limits_of(arch).capability)
     options = {**compat.compile_options(spec.num_warps, spec.num_stages), **spec.options}
     target = compat.gpu_target(limits_of(arch).capability)
     with (
@@ -364,6 +366,18 @@ def _source(spec: KernelSpec, arch: str) -> Any:
         constexprs=spec.constexprs,
         aligned=spec.aligned,
     )
+
+
+def _check_options(spec: KernelSpec, capability: int) -> None:
+    known = compat.option_names(capability) if spec.options else []
+    for name in spec.options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Try: one of {', '.join(known)}."
+            raise CompileError(
+                f"compile: kernel '{spec.name}' has the option {name}, which Triton does not have. "
+                f"{hint}"
+            )
 
 
 def _layout(arguments: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ proxy fence cp.async to wgmma       **no**      yes         yes
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import re
@@ -195,6 +196,18 @@ def compile_options(num_warps: int, num_stages: int) -> dict[str, object]:
     will change the default.
     """
     return {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+
+
+def option_names(capability: int) -> list[str]:
+    """Return the names of all compile options; Triton ignores any other without a word.
+
+    Args:
+        capability: For example 90.
+    """
+    from triton.compiler.compiler import make_backend
+
+    backend: Any = make_backend(gpu_target(capability))
+    return [field.name for field in dataclasses.fields(backend.parse_options({}))]
 
 
 @contextlib.contextmanager
