@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
+import tileloom.ops.rowwise.norm.calls as norm_calls
+import tileloom.ops.rowwise.swiglu.api as swiglu_api
+from tileloom import emulator
+from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.ops.rowwise.config import ReferenceConfig
+from tileloom.ops.rowwise.layer_norm import layer_norm
 from tileloom.ops.rowwise.plans import Plans, is_short, layout_key, plan_key
+from tileloom.ops.rowwise.rms_norm import rms_norm
+from tileloom.ops.rowwise.swiglu import swiglu
 
 
 def test_a_key_tells_apart_what_a_plan_depends_on():
@@ -37,3 +48,82 @@ def test_the_table_is_bounded():
 def test_calls_on_the_cpu_do_not_go_short():
     assert not is_short((torch.ones(2), None))
     assert not is_short(([1.0],))
+
+
+class _Counted:
+    """A function, and how often it was called."""
+
+    def __init__(self, function):
+        self.function = function
+        self.calls = 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        return self.function(*args, **kwargs)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Calls go straight to their plans, as on a GPU; gives the counted checks of the norms."""
+    monkeypatch.setattr(
+        norm_calls, "is_short", lambda tensors: isinstance(tensors[0], torch.Tensor)
+    )
+    monkeypatch.setattr(norm_calls, "forward_plans", Plans())
+    counted = _Counted(norm_calls.check)
+    monkeypatch.setattr(norm_calls, "check", counted)
+    with emulator.run():
+        yield counted
+
+
+def test_a_norm_is_checked_once_for_each_kind_of_call(short):
+    x, w = torch.randn(3, 40), torch.randn(40)
+    for _ in range(3):
+        torch.testing.assert_close(rms_norm(x, w), torch.nn.functional.rms_norm(x, (40,), w))
+    assert short.calls == 1
+    different = [
+        lambda: rms_norm(x, w, eps=1e-3),
+        lambda: rms_norm(x),
+        lambda: rms_norm(x[:2], w),
+        lambda: rms_norm(x, w, residual=x)[1],
+        lambda: rms_norm(x.half(), w),
+        lambda: rms_norm(x, w, config=ReferenceConfig()),
+        lambda: layer_norm(x, w, eps=1e-5),
+    ]
+    for count, call in enumerate(different, 2):
+        for _ in range(2):
+            call()
+        assert short.calls == count
+
+
+def test_a_wrong_call_beside_a_kept_plan_is_refused(short):
+    x, w = torch.randn(3, 40), torch.randn(40)
+    rms_norm(x, w)
+    for wrong, error in (
+        (lambda: rms_norm(x, w[:30]), ShapeError),
+        (lambda: rms_norm(x, w, eps=float("nan")), OptionError),
+        (lambda: rms_norm(x, w, eps=[1e-5]), OptionError),
+        (lambda: rms_norm(x, [1.0]), DtypeError),
+        (lambda: rms_norm(x, w.int()), DtypeError),
+        (lambda: rms_norm(x, w, config="triton"), OptionError),
+    ):
+        with pytest.raises(error):
+            wrong()
+    assert short.calls == 7
+    rms_norm(x, w)
+    assert short.calls == 7
+
+
+def test_swiglu_keeps_its_plans(monkeypatch):
+    monkeypatch.setattr(swiglu_api, "is_short", lambda tensors: True)
+    plans: Plans[Any] = Plans()
+    monkeypatch.setattr(swiglu_api, "forward_plans", plans)
+    gate, up = torch.randn(3, 80).chunk(2, -1)
+    expected = torch.nn.functional.silu(gate) * up
+    with emulator.run() as run:
+        first = swiglu(gate, up)
+        plans.put(plan_key((gate, up), ""), swiglu_api.forward_plan(gate, up, ""))
+        monkeypatch.setattr(swiglu_api, "check_rows", None)  # not called again
+        second = swiglu(gate, up)
+    assert len(run.launches) == 2
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, expected)
