@@ -303,7 +303,7 @@ def test_reports_as_data_and_annotations():
 
 def test_infos_stand_in_the_reports_and_do_not_raise(tmp_path):
     text = (support.CASES / "named_barriers.py").read_text()
-    fence = "    fence_async_shared()  # tileloom: harmless(its lack is reported as an info)\n"
+    fence = "    fence_async_shared()\n"
     last = "    if WG == 0:\n        named_barrier_sync(8, 256)"
     assert fence in text
     assert last in text

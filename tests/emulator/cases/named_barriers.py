@@ -72,7 +72,7 @@ def attend(
         keys = k_s.index(slot).reshape([BN, D]).permute((1, 0))
         s = warpgroup_mma(q, keys, zero, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
-        named_barrier_arrive(9 - WG, 256)
+        named_barrier_arrive(9 - WG, 256)  # tileloom: harmless(turns only order the issue)
         arrive_each_thread(k_empty.index(slot))
         cols = i * BN + gl.arange(0, BN, gl.SliceLayout(0, SC))
         s = gl.where(gl.expand_dims(cols < L, 0), s * scale, float("-inf"))
@@ -88,7 +88,7 @@ def attend(
         acc = warpgroup_mma_wait(0, deps=[acc])
         arrive_each_thread(v_empty.index(slot))
     if WG == 0:
-        named_barrier_sync(8, 256)  # tileloom: harmless(the last arrival is met by nobody)
+        named_barrier_sync(8, 256)
     acc = acc / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, OUT)), 1)
     q_s.index(WG).reshape([64, D]).store(acc.to(gl.bfloat16))
     fence_async_shared()
@@ -115,7 +115,7 @@ def attention(q_desc, k_desc, v_desc, o_desc, scale, L, STAGES: gl.constexpr):
         mbarrier.init(v_full.index(i), count=1)
         mbarrier.init(k_empty.index(i), count=256)
         mbarrier.init(v_empty.index(i), count=256)
-    fence_async_shared()  # tileloom: harmless(its lack is reported as an info)
+    fence_async_shared()
     gl.warp_specialize(
         [
             (

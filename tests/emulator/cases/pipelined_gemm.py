@@ -37,7 +37,7 @@ def pipelined_gemm(a_desc, b_desc, c_desc, steps, STAGES: gl.constexpr):
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-    fence_async_shared()  # tileloom: harmless(its lack is reported as an info)
+    fence_async_shared()
     row = gl.program_id(0) * BM
     col = gl.program_id(1) * BN
     for k in gl.static_range(STAGES - 1):

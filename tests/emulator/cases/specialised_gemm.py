@@ -73,7 +73,7 @@ def specialised_gemm(a_desc, b_desc, c_desc, tiles, cols, steps, STAGES: gl.cons
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=1)
-    fence_async_shared()  # tileloom: harmless(its lack is reported as an info)
+    fence_async_shared()
     gl.warp_specialize(
         [
             (multiply_tiles, (c_desc, a_s, b_s, c_s, full, empty, tiles, cols, steps)),
