@@ -303,11 +303,11 @@ def test_reports_as_data_and_annotations():
 
 def test_infos_stand_in_the_reports_and_do_not_raise(tmp_path):
     text = (support.CASES / "named_barriers.py").read_text()
-    fence = "    fence_async_shared()\n"
+    fence = "    fence_async_shared()\n    gl.warp_specialize("
     last = "    if WG == 0:\n        named_barrier_sync(8, 256)"
     assert fence in text
     assert last in text
-    changed = text.replace(fence, "").replace(
+    changed = text.replace(fence, "    gl.warp_specialize(").replace(
         last, "    if WG == 2:\n        named_barrier_sync(8, 256)"
     )
     with emulator.run() as run:
