@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.emulator import support
+from tests.emulator import corpus, support
 from tileloom import emulator
 from tileloom.emulator import capture, dialect
 
@@ -18,6 +18,7 @@ DUMPED = {
     "named_barriers": "ttgir",
     "copied_gemm": "machine",
     "split_sum": "machine",
+    "cluster_gemm": "ttgir",
 }
 
 
@@ -38,6 +39,8 @@ def main():
     capture._program = keep
     try:
         for name, level in DUMPED.items():
+            if name not in corpus.CASES:  # clusters, on Triton 3.6
+                continue
             with emulator.run(level=level):
                 support.load_case(name).main()
     finally:
