@@ -146,9 +146,8 @@ def install(monkeypatch, fake, streams=lambda index: 0x5EA):
     monkeypatch.setattr(driver, "_contexts", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    monkeypatch.setattr(
-        torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=streams(index))
-    )
+    # It is there where PyTorch was built for GPUs.
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams, raising=False)
     return fake
 
 

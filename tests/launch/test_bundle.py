@@ -2,6 +2,7 @@
 
 import struct
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -298,6 +299,21 @@ def test_tensors_elsewhere_are_refused(cuda, bundle):
     )
     with pytest.raises(DeviceError, match=r"x and out of kernel 'add\[fp32\]' are on cuda:0 and c"):
         kernel[(1,)](here, here, there, 1)
+
+
+def test_a_launch_goes_to_the_gpu_of_its_tensors(cuda, bundle, monkeypatch):
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 100 + index)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: asked.append(index) or nullcontext())
+    kernel = bundle.kernel("add[fp32]")
+    for device in ("cuda:0", "cuda:1", "cuda:1", "cuda:0"):
+        x = FakeTensor("float32", device=device)
+        kernel[(1,)](x, x, x, 1)
+    assert [seen.stream for seen in cuda.launches] == [100, 101, 101, 100]
+    assert len({seen.function for seen in cuda.launches}) == len(cuda.loaded) == 2
+    assert asked == [1, 1]
 
 
 def handmade(tmp_path, *variants):

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import threading
@@ -268,15 +269,16 @@ class BundledKernel:
 
         arguments = bind(self.name, self.variants[0].parameters, args, named)
         device = device_of(self.name, arguments)
-        index = torch.cuda.current_device() if device is None else device.index
+        current = torch.cuda.current_device()
+        index: int = current if device is None else device.index
         variant = choose(self.name, self._for_device(index), arguments)
         if callable(grid):
             grid = grid({**variant.constants, **arguments})
         whole = driver.normal_grid(grid, self.name)
         if 0 in whole:
             return
-        with torch.cuda.device(index):
-            stream = torch.cuda.current_stream(index).cuda_stream
+        with _NOTHING if index == current else torch.cuda.device(index):
+            stream = torch._C._cuda_getCurrentRawStream(index)
             values = values_of(variant.parameters, arguments)
             self._bundle.loaded(variant, index).launch(whole, stream, values)
 
@@ -295,6 +297,9 @@ class BundledKernel:
             )
         self._on_device[index] = fits
         return fits
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 def _generality(variant: Variant) -> tuple[int, int]:

@@ -72,10 +72,11 @@ def device_of(name: str, values: Mapping[str, Any]) -> Any:
     """
     found: tuple[str, Any] | None = None
     for parameter, value in values.items():
-        tensor = getattr(value, "base", None) if is_descriptor(value) else value
-        device = getattr(tensor, "device", None)
+        device = getattr(value, "device", None)
         if device is None:
-            continue
+            device = getattr(getattr(value, "base", None), "device", None)  # of a descriptor
+            if device is None:
+                continue
         if device.type != "cuda":
             raise DeviceError(
                 f"bundle: {parameter} of kernel '{name}' is on the device {device}; a bundled "
