@@ -33,6 +33,15 @@ def test_planted_bug_is_reported_first(bug, tmp_path):
     assert any(r.kind in kinds and bug.line in r.text() for r in run.errors)
 
 
+@pytest.mark.skipif(not corpus.MENDED, reason="this Triton's compiler mends none of the bugs")
+def test_what_the_compiler_mends_is_no_bug(tmp_path):
+    for bug in corpus.MENDED:
+        module = support.planted(bug, tmp_path)
+        with emulator.run(schedule="late", collect=True) as run:
+            module.main()
+        assert run.errors == []
+
+
 @pytest.mark.parametrize("schedule", ["eager", "random"])
 @pytest.mark.parametrize("bug", corpus.BUGS[::6], ids=lambda bug: bug.id)
 def test_planted_bug_is_reported_under_any_schedule(bug, schedule, tmp_path):

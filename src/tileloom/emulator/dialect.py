@@ -21,6 +21,9 @@ SUPPORTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 # Since this release the IR says whether tma.store_wait waits for the reads of shared memory only;
 # before, it always did.
 STORE_WAIT_SAYS_READ_ONLY = VERSION >= (3, 8)
+# Since this release the compiler lets CTAs of a cluster meet after the mbarrier.inits of barriers
+# that they share.
+CLUSTER_MEETS_AFTER_INIT = VERSION >= (3, 8)
 # The first release whose compiler puts a proxy fence between cp.async and wgmma in a tl.dot loop.
 PIPELINED_DOT_HAS_FENCE = VERSION >= (3, 7, 1)
 # The first release whose compiler puts fence.mbarrier_init before a relaxed barrier of a cluster.

@@ -40,8 +40,9 @@ def barrier_of(
         )  # fmt: skip
         return None
     maker = barrier.made_by
-    if partition.clock.get(maker.key, 0) < barrier.made_at and not barrier.in_cluster:
-        across = maker.rank != partition.rank
+    across = maker.rank != partition.rank
+    shared = barrier.in_cluster or (across and dialect.CLUSTER_MEETS_AFTER_INIT)
+    if partition.clock.get(maker.key, 0) < barrier.made_at and not shared:
         partition.report(
             "barrier", f"mbarrier {view.name} is used by a partition that need not see its "
             "initialisation yet", loc, what,
