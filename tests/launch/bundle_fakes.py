@@ -7,7 +7,9 @@ import struct
 from types import SimpleNamespace
 
 from tileloom.launch import driver
-from tileloom.launch.bundle_format import Parameter, Variant
+from tileloom.launch.bundle import load_bundle
+from tileloom.launch.bundle_descriptor import TensorDescriptor
+from tileloom.launch.bundle_format import Parameter, Variant, write_bundle
 
 _P = ctypes.c_void_p
 _I = ctypes.c_int
@@ -199,3 +201,17 @@ def variant(name="add[a]", binary=0, **changes):
 
 
 VARIANTS = [variant(), variant("add[b]", 1), variant("add[c]", 0)]
+
+
+def pointers(*addresses):
+    return [struct.pack("<Q", address) for address in addresses]
+
+
+def descriptor(rows, columns, box, **more):
+    base = FakeTensor("bfloat16", 0x7F0000AB0000)
+    return TensorDescriptor(base, [rows, columns], [columns, 1], box, **more)
+
+
+def handmade(tmp_path, *variants):
+    write_bundle(tmp_path / "b", variants, BINARIES, tileloom="0.1.0")
+    return load_bundle(tmp_path / "b")

@@ -3,7 +3,6 @@
 import struct
 import threading
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 from tests.launch.bundle_fakes import (
@@ -11,16 +10,18 @@ from tests.launch.bundle_fakes import (
     VARIANTS,
     FakeCuda,
     FakeTensor,
+    descriptor,
+    handmade,
     install,
+    pointers,
     variant,
 )
 from tests.launch.bundle_samples import SCALARS
 
-from tileloom.errors import BundleError, DeviceError, LaunchError, OptionError
+from tileloom.errors import BundleError, LaunchError, OptionError
 from tileloom.launch.aot import compile_aot
 from tileloom.launch.bundle import least_driver, load_bundle, reason_against
-from tileloom.launch.bundle_descriptor import TensorDescriptor
-from tileloom.launch.bundle_format import Parameter, write_bundle
+from tileloom.launch.bundle_format import write_bundle
 from tileloom.launch.bundle_parameters import fields_of, ptx_fields, types_of
 
 
@@ -39,10 +40,6 @@ def launched(cuda, variant, launch):
     cuda.sizes = [size for _, size in fields_of(types_of(variant.parameters))]
     launch()
     return cuda.launches[-1]
-
-
-def pointers(*addresses):
-    return [struct.pack("<Q", address) for address in addresses]
 
 
 def test_a_launch(cuda, bundle):
@@ -133,11 +130,6 @@ def test_the_sizes_are_those_of_the_compiled_text(small_bundle):
         assert len(fields) > 10
 
 
-def descriptor(rows, columns, box, **more):
-    base = FakeTensor("bfloat16", 0x7F0000AB0000)
-    return TensorDescriptor(base, [rows, columns], [columns, 1], box, **more)
-
-
 def test_a_descriptor_is_encoded_at_the_launch(cuda, bundle):
     kernel = bundle.kernel("wgmma")
     a, b = descriptor(64, 512, [64, 64]), descriptor(128, 512, (128, 64), padding="nan")
@@ -166,25 +158,6 @@ def test_a_descriptor_is_encoded_at_the_launch(cuda, bundle):
     assert cuda.wanted_shared == [(8, 73752)]  # MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
-def test_a_descriptor_of_another_block_dtype_or_layout_is_refused(cuda, bundle):
-    kernel = bundle.kernel("wgmma")
-    good = descriptor(64, 512, [64, 64])
-    with_layout = SimpleNamespace(**vars(good), layout=SimpleNamespace())
-    other = {
-        "has blocks of [32, 64], it takes [64, 64]": descriptor(64, 512, [32, 64]),
-        "has elements of type fp16, it takes bf16": TensorDescriptor(
-            FakeTensor("float16"), [64, 64], [64, 1], [64, 64]
-        ),
-        "is a FakeTensor, it takes a TMA descriptor": FakeTensor("bfloat16"),
-        "has the layout namespace(), it takes NVMMASharedLayout(": with_layout,
-    }
-    for said, a in other.items():
-        with pytest.raises(OptionError) as caught:
-            kernel[(1,)](a, good, FakeTensor("float32"), 8)
-        assert f"a_desc {said}" in str(caught.value)
-        assert "b_desc has blocks of [64, 64], it takes [128, 64]" in str(caught.value)
-
-
 def test_scratch_memory_is_given_for_each_block(cuda, bundle, monkeypatch):
     import torch
 
@@ -200,20 +173,6 @@ def test_scratch_memory_is_given_for_each_block(cuda, bundle, monkeypatch):
     seen = launched(cuda, kernel.variants[0], lambda: kernel[(3, 2)](x, x))
     assert asked == [(6 * 128, torch.uint8, "cuda:0")]
     assert seen.parameters == pointers(x.data_ptr(), x.data_ptr(), 0x7F00CAFE0000, 0)
-
-
-def test_the_most_specialised_variant_that_fits_is_taken(cuda, bundle):
-    kernel = bundle.kernel("add")
-    assert [v.name for v in kernel.variants] == [
-        "add[fp32]", "add[fp16]", "add[fp32]", "add[fp32-any]"
-    ]  # fmt: skip
-    loaded = []
-    read = bundle._file.binary
-    bundle._file.binary = lambda v: loaded.append((v.name, v.arch)) or read(v)
-    even, odd, half = FakeTensor("float32"), FakeTensor("float32", 4), FakeTensor("float16")
-    for x in (even, odd, half):
-        kernel[(1,)](x, x, x, 3)
-    assert loaded == [("add[fp32]", "sm_90"), ("add[fp32-any]", "sm_90"), ("add[fp16]", "sm_90")]
 
 
 def test_an_address_may_stand_for_a_tensor(cuda, bundle):
@@ -240,67 +199,6 @@ def test_a_grid_of_no_blocks_launches_nothing_but_is_checked(cuda, bundle):
         kernel[(0,)](x, x, x, 1.5)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named", "said"),
-    [
-        (
-            (0, 0, 0, 1, 1024, 4),
-            {},
-            "bundle: 6 arguments are given, add[fp32](x, y, out, n, BLOCK) takes 5. Try: name "
-            "compile options when the bundle is built, not at the launch.",
-        ),
-        ((0, 0, 0), {}, "bundle: n of add[fp32](x, y, out, n, BLOCK) is not given. Try: give"),
-        ((0,), {"n": 1}, "bundle: y, out of add[fp32](x, y, out, n, BLOCK) are not given."),
-        ((0, 0, 0, 1), {"n": 1}, "bundle: n is given twice to add[fp32]("),
-        ((0, 0, 0, 1), {"BLOKC": 1}, "has no parameter BLOKC. Did you mean BLOCK?"),
-        ((0, 0, 0, 1), {"num_warps": 4}, "has no parameter num_warps. Try: the names above."),
-        (
-            (0, 0, 0, 1),
-            {"BLOCK": 64},
-            "bundle: kernel 'add[fp32]' does not take these arguments: BLOCK is 64, it takes 1024. "
-            "Try: other arguments, or a bundle that is built for these.",
-        ),
-        ((0, 0, 0, 1), {"BLOCK": 1024.0}, "BLOCK is 1024.0, it takes 1024"),
-        ((0, 0, 4, 1), {}, "out begins at an address that 16 does not divide, it takes only"),
-        ((0, 0, None, 1), {}, "out is None, it takes a tensor"),
-        ((0, 0, [0], 1), {}, "out is a list, it takes a tensor"),
-        ((0, 0, 0, 2**31), {}, "n is 2147483648, it takes an integer from -2147483648 to 214748"),
-        ((0, 0, 0, True), {}, "n is True, it takes an integer"),
-        ((0, 0, 0, "x" * 99), {}, f"n is '{'x' * 37}...', it takes an integer"),
-    ],
-)
-def test_arguments_that_do_not_fit(cuda, bundle, arguments, named, said):
-    with pytest.raises(OptionError) as caught:
-        bundle.kernel("add[fp32]")[(1,)](*arguments, **named)
-    assert said in str(caught.value)
-    assert cuda.loaded == []
-
-
-def test_a_wrong_dtype_is_said_for_each_variant_the_nearest_first(cuda, bundle):
-    x, wrong = FakeTensor("float32", 4), FakeTensor("float64")
-    with pytest.raises(OptionError) as caught:
-        bundle.kernel("add")[(1,)](x, x, wrong, 1)
-    lines = str(caught.value).splitlines()
-    assert lines[0] == "bundle: no variant of kernel 'add' takes these arguments:"
-    assert lines[1] == "- add[fp32-any]: out has elements of type fp64, it takes fp32"
-    assert lines[2].startswith("- add[fp32]: x begins at an address that 16 does not divide, ")
-    assert lines[3].startswith("- add[fp16]: x has elements of type fp32, it takes fp16; ")
-    assert lines[-1] == "Try: other arguments, or a bundle that is built for these."
-
-
-def test_tensors_elsewhere_are_refused(cuda, bundle):
-    kernel = bundle.kernel("add[fp32]")
-    here, there = FakeTensor("float32"), FakeTensor("float32", device="cuda:1")
-    with pytest.raises(DeviceError) as caught:
-        kernel[(1,)](here, here, FakeTensor("float32", device="cpu"), 1)
-    assert str(caught.value) == (
-        "bundle: out of kernel 'add[fp32]' is on the device cpu; a bundled kernel takes tensors on "
-        "a GPU. Try: out.to(a GPU)."
-    )
-    with pytest.raises(DeviceError, match=r"x and out of kernel 'add\[fp32\]' are on cuda:0 and c"):
-        kernel[(1,)](here, here, there, 1)
-
-
 def test_a_launch_goes_to_the_gpu_of_its_tensors(cuda, bundle, monkeypatch):
     import torch
 
@@ -314,63 +212,6 @@ def test_a_launch_goes_to_the_gpu_of_its_tensors(cuda, bundle, monkeypatch):
     assert [seen.stream for seen in cuda.launches] == [100, 101, 101, 100]
     assert len({seen.function for seen in cuda.launches}) == len(cuda.loaded) == 2
     assert asked == [1, 1]
-
-
-def handmade(tmp_path, *variants):
-    write_bundle(tmp_path / "b", variants, BINARIES, tileloom="0.1.0")
-    return load_bundle(tmp_path / "b")
-
-
-def test_a_constant_may_be_left_out_only_where_it_is_one(cuda, tmp_path):
-    def with_mode(name, mode):
-        mode = Parameter("MODE", "constexpr", optional=True, value=mode)
-        return variant(name, parameters=(Parameter("n", "i32"), mode))
-
-    bundle = handmade(tmp_path, with_mode("k[a]", True), with_mode("k[b]", False))
-    bundle.kernel("k")[(1,)](5, MODE=False)
-    with pytest.raises(OptionError, match=r"these arguments with MODE as False or True\. Try"):
-        bundle.kernel("k")[(1,)](5)
-    bundle.kernel("k[a]")[(1,)](5)
-    assert len(cuda.launches) == 2
-
-
-def test_a_number_that_one_variant_knows_must_still_be_given(cuda, tmp_path):
-    one = variant("k[1]", parameters=(Parameter("n", "constexpr", value=1),))
-    any_ = variant("k[n]", 1, parameters=(Parameter("n", "i32"),))
-    kernel = handmade(tmp_path, any_, one).kernel("k")
-    assert [v.name for v in kernel.variants] == ["k[1]", "k[n]"]
-    with pytest.raises(OptionError, match="n of k"):
-        kernel[(1,)]()
-    cuda.sizes = [8, 8]
-    kernel[(1,)](1)
-    assert cuda.launches[-1].parameters == pointers(0, 0)
-    cuda.sizes = [4, 8, 8]
-    kernel[(1,)](2)
-    assert cuda.launches[-1].parameters == [struct.pack("<i", 2), *pointers(0, 0)]
-
-
-def test_multiples_of_16_and_truths(cuda, tmp_path):
-    parameters = (Parameter("n", "i64", aligned=True), Parameter("t", "i1"), Parameter("f", "fp64"))
-    kernel = handmade(tmp_path, variant("k", parameters=parameters)).kernel("k")
-    kernel[(1,)](-32, False, 3)
-    with pytest.raises(OptionError) as caught:
-        kernel[(1,)](17, 1, True)
-    for said in (
-        "n is 17, it takes multiples of 16",
-        "t is 1, it takes T",
-        "f is True, it takes a",
-    ):
-        assert said in str(caught.value)
-
-
-def test_a_type_of_tritons_is_known_by_its_name(cuda, tmp_path):
-    import triton.language as tl
-
-    kind = Parameter("KIND", "constexpr", optional=True, value=str(tl.float16))
-    kernel = handmade(tmp_path, variant("k", parameters=(kind,))).kernel("k")
-    kernel[(1,)](tl.float16)
-    with pytest.raises(OptionError, match="KIND is a dtype, it takes 'fp16'"):
-        kernel[(1,)](tl.float32)
 
 
 def test_clusters_and_attributes_reach_the_driver(cuda, tmp_path):

@@ -122,7 +122,7 @@ class Bundle:
                 first variant that fits its arguments, the most specialised ones first.
 
         Raises:
-            BundleError: If there is none of this name.
+            BundleError: If there is none of this name, or those of it are different functions.
         """
         numbers = self._families.get(name)
         if numbers is None:
@@ -130,7 +130,15 @@ class Bundle:
             known = dict.fromkeys(raw["name"].partition("[")[0] for raw in self._file.raw)
             hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(known)}."
             raise BundleError(f"bundle: there is no kernel '{name}' in '{self.path}'. {hint}")
-        return BundledKernel(self, name, [self.variant(i) for i in numbers])
+        variants = [self.variant(i) for i in numbers]
+        functions = dict.fromkeys(variant.function for variant in variants)
+        if len(functions) > 1:
+            names = ", ".join(dict.fromkeys(variant.name for variant in variants))
+            raise BundleError(
+                f"bundle: '{name}' in '{self.path}' are kernels of different functions, "
+                f"{', '.join(functions)}. Try: one of {names}."
+            )
+        return BundledKernel(self, name, variants)
 
     def find(self, key: str) -> Variant | None:
         """Return the variant of a key that `bundle_key.kernel_key` made, None if there is none."""
@@ -271,13 +279,13 @@ class BundledKernel:
         device = device_of(self.name, arguments)
         current = torch.cuda.current_device()
         index: int = current if device is None else device.index
-        variant = choose(self.name, self._for_device(index), arguments)
-        if callable(grid):
-            grid = grid({**variant.constants, **arguments})
-        whole = driver.normal_grid(grid, self.name)
-        if 0 in whole:
-            return
         with _NOTHING if index == current else torch.cuda.device(index):
+            variant = choose(self.name, self._for_device(index), arguments)
+            if callable(grid):
+                grid = grid({**variant.constants, **arguments})
+            whole = driver.normal_grid(grid, self.name)
+            if 0 in whole:
+                return
             stream = torch._C._cuda_getCurrentRawStream(index)
             values = values_of(variant.parameters, arguments)
             self._bundle.loaded(variant, index).launch(whole, stream, values)

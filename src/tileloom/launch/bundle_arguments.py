@@ -176,7 +176,7 @@ def _reason(parameter: Parameter, value: Any) -> str:
         if parameter.aligned and value % 16:
             return f"is {value}, it takes multiples of 16"
         return ""
-    if type(value) not in (int, float):
+    if type(value) not in (int, float) or (type(value) is int and abs(value) >= 2**1023):
         return f"is {_shown(value)}, it takes a number"
     return ""
 
@@ -191,6 +191,8 @@ def _pointer_reason(parameter: Parameter, value: Any) -> str:
         if element != wanted:
             return f"has elements of type {element}, it takes {wanted}"
         address = value.data_ptr()
+    if not 0 <= address < 2**64:
+        return f"is {address}, it takes an address"
     if parameter.aligned and address % 16:
         return "begins at an address that 16 does not divide, it takes only aligned ones"
     return ""

@@ -8,6 +8,7 @@ scratch memory. Triton 3.6 to 3.9 agree in this, and `ptx_fields` checks it for 
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,8 +70,10 @@ def values_of(parameters: Sequence[Parameter], arguments: Mapping[str, Any]) -> 
             values += [*map(int, value.shape), *map(int, value.strides)]
         elif kind.startswith("*"):
             values.append(value if type(value) is int else value.data_ptr())
-        elif kind == "fp32":  # as C converts: beyond the largest number lies infinity
+        elif kind == "fp32":  # as C converts, beyond the largest number lies infinity
             values.append(ctypes.c_float(value).value)
+        elif kind == "fp16":
+            values.append(value if abs(value) < 65520 else math.copysign(math.inf, value))
         elif kind == "bf16":  # as Triton's launcher converts: the upper half
             values.append(struct.unpack("<I", bytes(ctypes.c_float(value)))[0] >> 16)
         else:
