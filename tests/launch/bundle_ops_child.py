@@ -1,9 +1,11 @@
-"""What `test_bundle_use_gpu` runs: operators with a bundle (`TILELOOM_BUNDLE`) and no compiler.
+"""What `test_bundle_gpu` runs: operators with a bundle (`TILELOOM_BUNDLE`) and no compiler.
 
-It prints the milliseconds that each operator's first call takes in this process.
+`python -m tests.launch.bundle_ops_child WHAT` prints the milliseconds that the first three calls
+take in this process.
 """
 
 import json
+import sys
 import time
 
 import torch
@@ -11,6 +13,7 @@ import triton
 
 import tileloom
 from tileloom.errors import CompileError
+from tileloom.ops.attention.reference import attention_reference
 from tileloom.ops.rowwise.rms_norm.reference import rms_norm_reference
 from tileloom.ops.rowwise.softmax.reference import softmax_reference
 from tileloom.testing import assert_accurate
@@ -20,38 +23,61 @@ def _no_compiler(*arguments, **named):
     raise AssertionError("a kernel was compiled")
 
 
-def main():
-    triton.compiler.compile = triton.compile = _no_compiler
-    torch.manual_seed(0)
+def _rms_norm():
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(4096, device="cuda", dtype=torch.bfloat16)
-    torch.cuda.synchronize()
-    took = {}
-    results = {}
-    for name, call in (
-        ("rms_norm", lambda: tileloom.rms_norm(x, weight)),
-        ("softmax", lambda: tileloom.softmax(x)),
-    ):
-        for turn in ("first", "second", "third"):
-            start = time.perf_counter()
-            results[name] = call()
-            torch.cuda.synchronize()
-            took[f"{name} {turn}"] = round(1e3 * (time.perf_counter() - start), 3)
-    f64, bf16 = torch.float64, torch.bfloat16
-    rms = [rms_norm_reference(x, weight, compute_dtype=dtype) for dtype in (f64, bf16)]
-    assert_accurate(results["rms_norm"], *rms, name="rms_norm")
-    soft = [softmax_reference(x, compute_dtype=dtype) for dtype in (f64, bf16)]
-    assert_accurate(results["softmax"], *soft, name="softmax")
+
+    def reference(dtype):
+        return rms_norm_reference(x, weight, compute_dtype=dtype)
+
+    return lambda: tileloom.rms_norm(x, weight), reference
+
+
+def _softmax():
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    return lambda: tileloom.softmax(x), lambda dtype: softmax_reference(x, compute_dtype=dtype)
+
+
+def _attention():
+    q, k, v = torch.randn(3, 1, 16, 4096, 128, device="cuda", dtype=torch.bfloat16)
+
+    def reference(dtype):
+        return attention_reference(q, k, v, is_causal=True, compute_dtype=dtype)
+
+    return lambda: tileloom.attention(q, k, v, is_causal=True), reference
+
+
+def _what_is_missing():
+    """What no bundle has is refused, and everything that it would be compiled from is listed."""
+    x = torch.randn(4096, 1001, device="cuda")
     try:
-        tileloom.softmax(x[:, :1000])
+        tileloom.softmax(x)
     except CompileError as error:
         text = str(error)
         assert "TILELOOM_JIT=forbid (knob launch.jit) forbids, and '" in text, text
         assert "does not hold it.\n" in text, text
-        assert "  types: " in text, text
+        assert "  types: x=*fp32" in text, text
     else:
         raise AssertionError("a kernel that no bundle has was launched")
-    print(json.dumps(took))
+
+
+_CALLS = {"rms_norm": _rms_norm, "softmax": _softmax, "attention": _attention}
+
+
+def main():
+    triton.compiler.compile = triton.compile = _no_compiler
+    torch.manual_seed(0)
+    call, reference = _CALLS[sys.argv[1]]()
+    torch.cuda.synchronize()
+    took = []
+    for _ in range(3):
+        start = time.perf_counter()
+        result = call()
+        torch.cuda.synchronize()
+        took.append(round(1e3 * (time.perf_counter() - start), 3))
+    assert_accurate(result, reference(torch.float64), reference(torch.bfloat16), name=sys.argv[1])
+    _what_is_missing()
+    print(json.dumps({sys.argv[1]: took}))
 
 
 if __name__ == "__main__":

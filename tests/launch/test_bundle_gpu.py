@@ -56,12 +56,8 @@ def test_verify_loads_all_that_is_for_this_gpu(bundle):
     assert f"ok: {count - 1} kernels load on this GPU" in out
 
 
-def test_operators_find_their_kernels_in_it(bundle):
+@pytest.mark.parametrize("what", ["rms_norm", "softmax", "attention"])
+def test_operators_find_their_kernels_in_it(bundle, what):
     """Compiling is forbidden in that process, which prints how long the first calls took."""
-    took = python(
-        "-m",
-        "tests.launch.bundle_ops_child",
-        TILELOOM_BUNDLE=str(bundle),
-        TILELOOM_JIT="forbid",
-    )
-    print(took)
+    used = {"TILELOOM_BUNDLE": str(bundle), "TILELOOM_JIT": "forbid"}
+    print(python("-m", "tests.launch.bundle_ops_child", what, **used))
