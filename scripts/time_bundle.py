@@ -74,9 +74,10 @@ _NAMES = ("import", "open", "first", "second", "host")
 
 def main() -> None:
     """Run the processes and print what they took."""
-    path, runs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 15
+    path, runs = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 8
     result: dict[str, dict[str, tuple[float, float]]] = {}
     for name in ("add", "attention"):
+        print(f"{name}, {runs} processes", file=sys.stderr)
         rows = []
         for _ in range(runs):
             done = subprocess.run(

@@ -10,6 +10,7 @@ import torch
 
 from tileloom.errors import BundleError, DeviceError, OptionError
 from tileloom.launch import TensorDescriptor, load_bundle
+from tileloom.launch.bundle_parameters import block_of
 from tileloom.testing import assert_accurate
 
 
@@ -84,7 +85,7 @@ def scratch(bundle):
 def launch_attention(bundle, name, q, k, v, *, causal, sms):
     """Launch our attention forward by hand, as its launcher does, without its module's Triton."""
     variant = bundle.kernel(name).variants[0]
-    boxes = {p.name: p.descriptor["block_size"] for p in variant.parameters if p.descriptor}
+    boxes = {p.name: block_of(p.type)[1] for p in variant.parameters if p.descriptor}
     batch, heads, length, dim = q.shape
     out = torch.full_like(q, float("nan"))
     lse = torch.full((batch, heads, length), float("nan"), device=q.device)
