@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tileloom
+from tileloom import errors
 from tileloom.ops import _op
 from tileloom.ops.attention import counters, plan
 from tileloom.ops.attention.config import ReferenceConfig, TritonConfig
@@ -39,6 +40,7 @@ DIFFERENT = {
     "length": {"k": torch.zeros(2, 4, 65, 32), "v": torch.zeros(2, 4, 65, 32)},
     "grouped heads": {"k": torch.zeros(2, 2, 64, 32)},
     "dtype": {"q": torch.zeros(SHAPE, dtype=torch.bfloat16)},
+    "k of another dtype": {"k": torch.zeros(SHAPE, dtype=torch.float64)},
     "strides": {"q": torch.zeros(2, 64, 4, 32).transpose(1, 2)},
     "alignment": {"v": _unaligned(*SHAPE)},
     "alignment of another": {"k": _unaligned(*SHAPE)},
@@ -192,6 +194,44 @@ def test_counters_on_several_streams(qkv):
                     found.append(tileloom.attention(*qkv, is_causal=True))
         torch.cuda.synchronize()
     assert all(torch.equal(out, wanted) for out in found)
+
+
+@pytest.mark.gpu
+def test_a_call_that_was_right_does_not_excuse_a_wrong_one(qkv):
+    q, k, v = qkv
+    with torch.no_grad():
+        for _ in range(3):
+            tileloom.attention(q, k, v)
+        for wrong, error in (
+            ((q, k.cpu(), v), errors.DeviceError),
+            ((q, k, v.half()), errors.DtypeError),
+            ((q, k, v[:, :, :7]), errors.ShapeError),
+            ((q, k, None), errors.DtypeError),
+            ((q, k, 3), errors.DtypeError),
+        ):
+            with pytest.raises(error):
+                tileloom.attention(*wrong)
+        for option, value in (
+            ("is_causal", 1), ("scale", "2"), ("config", "triton"), ("dropout_p", 2.0),
+            ("scores", 1), ("mask", 1), ("bias", 1), ("unknown", 1),
+        ):  # fmt: skip
+            with pytest.raises(errors.TileloomError):
+                tileloom.attention(q, k, v, **{option: value})
+
+
+@pytest.mark.gpu
+def test_gradients_and_autocast_take_the_long_way(qkv):
+    with torch.no_grad():
+        for _ in range(3):
+            tileloom.attention(*qkv)
+    with torch.autocast(qkv[0].device.type, torch.float16):
+        assert tileloom.attention(*qkv).dtype == torch.float16
+    q, k, v = (t.clone().requires_grad_() for t in qkv)
+    try:
+        tileloom.attention(q, k, v).sum().backward()
+    except errors.GradientError:  # as long as there is no backward
+        return
+    assert q.grad is not None
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from tileloom.errors import (
     UnsupportedError,
 )
 from tileloom.ops._op import needs_gradient
+from tileloom.ops.attention import plan as plans
 from tileloom.ops.attention.autograd import NO_GRADIENT, attention_fwd
 from tileloom.ops.attention.config import (
     AttentionConfig,
@@ -106,6 +107,14 @@ def attention(
         >>> attention(q, k, v, is_causal=True).shape
         torch.Size([1, 2, 16, 32])
     """
+    is_simple = (
+        mask is None and bias is None and scores is None and dropout_p == 0.0 and not unknown
+    )
+    key = plans.short_key(q, k, v, is_causal, scale, config) if is_simple else None
+    plan = None if key is None else plans.checked(key)
+    if plan is not None:
+        out, lse = plan.run(q, k, v, None, None, None)
+        return (out, lse) if return_lse else out
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))
     if not isinstance(is_causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -131,6 +140,8 @@ def attention(
         scale,
         "" if config is None else config.encode(),
     )
+    if key is not None:
+        plans.note(key)
     return (out, lse) if return_lse else out
 
 

@@ -110,10 +110,9 @@ def _forward(
         launch = bind(problem, choice.config, q, k, v, mask, bias, key_lengths, out, lse)
         launch(q, k, v, mask, bias, key_lengths, out, lse)
     if key is not None:
-        size = tuple(out.shape), out.stride()
-        plans.keep(
-            key, plans.Plan(choice, slower_than, size, (tuple(lse.shape), lse.dtype), launch)
-        )
+        sizes = [(tuple(t.shape), t.stride()) for t in (out, lse)]
+        made = plans.Plan(choice, slower_than, sizes[0], sizes[1], lse.new_empty(0), launch)
+        plans.keep(key, made)
     return out, lse
 
 

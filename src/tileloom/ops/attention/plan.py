@@ -6,13 +6,17 @@ finds one checks nothing, chooses nothing and makes no dataclass: it allocates a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tileloom.ops._op import Choice, announce, is_watched
+from tileloom.ops._op import Choice, announce, is_eager, is_watched
+
+if TYPE_CHECKING:
+    from tileloom.ops.attention.config import AttentionConfig
 
 LIMIT = 1024
 """How many plans are kept; beyond it, all are dropped and made anew."""
@@ -26,14 +30,16 @@ class Plan:
         choice: The decision.
         slower_than: The backend that would be more than 20 % faster, if it refused.
         out: Size and stride of O, in memory order.
-        lse: Size and dtype of LSE.
+        lse: Size and stride of LSE.
+        like_lse: An empty tensor of LSE's dtype and device.
         launch: `launch(q, k, v, mask, bias, key_lengths, out, lse)`.
     """
 
     choice: Choice
     slower_than: str | None
     out: tuple[tuple[int, ...], tuple[int, ...]]
-    lse: tuple[tuple[int, ...], torch.dtype]
+    lse: tuple[tuple[int, ...], tuple[int, ...]]
+    like_lse: torch.Tensor
     launch: Callable[..., None]
 
     def run(self, q: torch.Tensor, *rest: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +55,7 @@ class Plan:
         if self.slower_than is not None or is_watched():
             announce(self.choice, slower_than=self.slower_than)
         out = q.new_empty_strided(*self.out)
-        lse = q.new_empty(self.lse[0], dtype=self.lse[1])
+        lse = self.like_lse.new_empty_strided(*self.lse)
         self.launch(q, *rest, out, lse)
         return out, lse
 
@@ -90,9 +96,72 @@ def key_of(
     if mask is not None or bias is not None or key_lengths is not None:
         extras = (_layout(mask), _layout(bias), _layout(key_lengths))
     return (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.get_device(),
-        unaligned, extras, rest,
+        q.get_device(), k.get_device(), v.get_device(), q.dtype, k.dtype, v.dtype,
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), unaligned, extras, rest,
     )  # fmt: skip
+
+
+def short_key(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    is_causal: object,
+    scale: object,
+    config: AttentionConfig | None,
+) -> Any:
+    """Return the key of a call without mask and bias that may go straight to its plan.
+
+    Args:
+        q: What the user gave, unchecked; so are the others.
+        k: Keys.
+        v: Values.
+        is_causal: Whether the mask is causal.
+        scale: A number or None.
+        config: A config or None.
+
+    Returns:
+        The key; None if the call has to take the long way: it is not `_op.is_eager`, asks for a
+        gradient, is under autocast, or has an argument of a type that the checks will refuse.
+    """
+    tensors = (q, k, v)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in tensors) or not is_eager(tensors):
+        return None
+    if torch._C._is_any_autocast_enabled():
+        return None
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
+        return None
+    if type(is_causal) is not bool or type(scale) not in _SCALES:
+        return None
+    if scale is None:
+        width = q.shape[-1]
+        scale = 1.0 / math.sqrt(width) if width else 1.0
+    right = 0 if is_causal else None
+    try:
+        text = "" if config is None else config.encode()
+        return key_of(q, k, v, None, None, None, None, right, None, None, scale, text)
+    except (AttributeError, RuntimeError):  # a config that is none; a tensor without strides
+        return None
+
+
+_SCALES = (type(None), float)
+_checked: dict[Any, Plan] = {}
+
+
+def checked(key: Any) -> Plan | None:
+    """Return the plan of a call whose arguments have passed the checks before."""
+    plan = _checked.get(key)
+    if plan is None or torch._C._cuda_getDevice() != key[0]:
+        return None
+    return plan
+
+
+def note(key: Any) -> None:
+    """Remember that a call passed the checks and was run."""
+    plan = _plans.get(key)
+    if plan is not None:
+        if len(_checked) >= LIMIT:
+            _checked.clear()
+        _checked[key] = plan
 
 
 def find(key: Any) -> Plan | None:
