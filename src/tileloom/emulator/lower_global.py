@@ -20,7 +20,7 @@ from tileloom.emulator.report import LaunchError, UnsupportedKernelError
 _POINTEE = re.compile(r"!tt\.ptr<([^<>,]+)")
 _CACHE_WORDS = r"evict_\w+|ca|cg|wb|cs|wt|cv"
 _LOAD_ATTRS = ["cacheModifier", "evictionPolicy", "isVolatile", "boundaryCheck", "padding",
-               "ttg.amdg.decomposed", "cache", "evict", "contiguity"]  # fmt: skip
+               "ttg.amdg.decomposed", "cache", "evict", "contiguity", "cachePolicy"]  # fmt: skip
 
 
 def pointee(op: Op) -> str:
