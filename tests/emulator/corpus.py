@@ -244,6 +244,16 @@ REDUCED = _bugs(
     ("a-plain-store", "    tma.store_wait(0)\n        tile", "    gl.store(sum_ptr + at, x)\n        tma.store_wait(0)\n        tile", "race|proxy", "gl.store(sum_ptr"),
 )  # fmt: skip
 
+REUSED = _bugs(
+    "reused_bytes",
+    ("no-full-wait", "        mbarrier.wait(full, tile & 1)\n", "", "race|uninitialized", "x_s.slice("),
+    ("no-empty-wait", "        mbarrier.wait(empty, (tile & 1) ^ 1)\n", "", "race|barrier", "("),
+    ("freed-before-store-wait", "        tma.store_wait(0)\n        mbarrier.arrive(empty, count=1)\n", "        mbarrier.arrive(empty, count=1)\n        tma.store_wait(0)\n",
+     "race", "tma_load(x_desc"),
+    ("no-fence", "        fence_async_shared()\n        tma_store", "        tma_store", "proxy", "tma_store(y_desc"),
+    ("past-the-end", "[2, 16, 64]", "[4, 16, 64]", "out-of-bounds", "y_s = reinterpret"),
+)  # fmt: skip
+
 CLUSTER = _bugs(
     "cluster_gemm",
     ("no-barrier-after-init", "    fence_async_shared(cluster=True)\n    cluster_barrier()\n", "    fence_async_shared(cluster=True)\n", "barrier", "multicast=True"),
@@ -290,6 +300,7 @@ BUGS = [
     *SUMS,
     *FLAGGED,
     *REDUCED,
+    *REUSED,
     *([*CLUSTER, *CLUSTER_ROLES] if hasattr(hopper, "cluster") else ()),
 ]
 # No bugs where the compiler mends them.

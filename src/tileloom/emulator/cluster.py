@@ -43,13 +43,15 @@ class Spread:
         return [r for r, lead in enumerate(self.leads) if lead == self.leads[rank]]
 
 
-def _body(layout: str, aliases: dict[str, str]) -> str:
+def layout_body(layout: str, aliases: dict[str, str]) -> str:
+    """Return a layout's own text for the name that a type gives."""
     while layout.startswith("#") and layout[1:] in aliases:
         layout = aliases[layout[1:]]
     return layout
 
 
-def _field(text: str, name: str) -> str:
+def layout_field(text: str, name: str) -> str:
+    """Return a parameter of a layout as text; empty if it is not there."""
     inner = text[text.index("<{") + 2 : text.rindex("}>")]
     for item in split_top(inner):
         key, _, value = item.partition(" = ")
@@ -64,21 +66,21 @@ def _bases(text: str) -> list[list[int]]:
 
 def _bases_of(layout: str, aliases: dict[str, str], shape: tuple[int, ...]) -> list[list[int]]:
     """Return the CGA bases of a layout, one a bit of the CTA's number, in units of a CTA's part."""
-    text = _body(layout, aliases)
+    text = layout_body(layout, aliases)
     if text.startswith(("#ttg.slice", "#ttg.dot_op")):
-        parent = _field(text, "parent")
+        parent = layout_field(text, "parent")
         if text.startswith("#ttg.slice"):
-            dim = int(_field(text, "dim"))
+            dim = int(layout_field(text, "dim"))
             outer = (*shape[:dim], 1, *shape[dim:])
             return [b[:dim] + b[dim + 1 :] for b in _bases_of(parent, aliases, outer)]
-        across = len(shape) - 1 if _field(text, "opIdx") == "0" else len(shape) - 2
+        across = len(shape) - 1 if layout_field(text, "opIdx") == "0" else len(shape) - 2
         found = _bases_of(parent, aliases, shape)
         return [[0 if i == across else x for i, x in enumerate(b)] for b in found]
     if text.startswith(("#ttg.linear", "#ttg.shared_linear")):
-        found = _bases(_field(text, "block"))
+        found = _bases(layout_field(text, "block"))
         splits = [2 ** sum(bool(b[i]) for b in found) for i in range(len(shape))]
         return [[x * k // n for x, k, n in zip(b, splits, shape)] for b in found]
-    return _bases(_field(text, "CGALayout")) if "CGALayout" in text else []
+    return _bases(layout_field(text, "CGALayout")) if "CGALayout" in text else []
 
 
 @lru_cache(maxsize=1024)

@@ -130,6 +130,8 @@ class SharedChecker:
             key, epoch = partition.key, clock[partition.key]
         new = Record(partition, kind, proxy, write, loc, key, epoch)
         buffer = view.buffer
+        if buffer.family is not None:
+            buffer.family.claim(buffer)
         region = view.region
         geometry = buffer.geometry
         rank = new.rank = partition.rank if rank is None else rank
@@ -173,10 +175,15 @@ class SharedChecker:
         ]  # fmt: skip
         for region in touched:
             self._against(book, region, view, new)
-            if new.write:
+            low, high = alias.byte_span(region)
+            if new.write and span[0] <= low and high <= span[1]:
                 book.writes.pop(region, None)
                 book.reads.pop(region, None)
-        if touched and new.write:
+        if (
+            touched
+            and new.write
+            and (alias.family is None or alias.family is not view.buffer.family)
+        ):
             alias.init.fill(False)
 
     def _conflict(self, view: View, old: Record, new: Record) -> None:

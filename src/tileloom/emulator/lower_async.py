@@ -73,7 +73,7 @@ def _tma_load(op: Op, program: Program) -> Run:
             barrier.loads += records
 
         def complete() -> None:
-            view.data[...] = desc.read(corner).reshape(view.data.shape)
+            view.current()[...] = desc.read(corner).reshape(view.data.shape)
             for barrier, records in signals:
                 barrier.last_load = barrier.phase + 1
                 for record in records:
@@ -130,7 +130,7 @@ def _issue_store(
     check_written(partition, view, kind, loc)
 
     def complete() -> None:
-        effect(view.data)
+        effect(view.current())
         for queue, number in done:
             queue.done = number
         cta.launch.changed()
@@ -251,7 +251,7 @@ def _shared_store(op: Op, program: Program) -> Run:
         nbytes = view.data.size * dtypes.size_of(view.buffer.elem) // spread.pieces
 
         def complete() -> None:
-            view.data[...] = new
+            view.current()[...] = new
             for barrier, record in signals:
                 record.epoch = barrier.last_load = barrier.phase + 1
                 barrier.loads.remove(record)
@@ -304,7 +304,7 @@ def _copy(op: Op, program: Program) -> Run:
         partition.flying.add(number)
 
         def complete() -> None:
-            view.data[...] = value
+            view.current()[...] = value
             partition.flying.discard(number)
 
         cta.issue("cp.async", partition, complete, loc)

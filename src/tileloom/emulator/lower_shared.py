@@ -9,9 +9,10 @@ import numpy as np
 from tileloom.emulator import dtypes
 from tileloom.emulator.cluster import spread_of
 from tileloom.emulator.ir import Loc, Op
+from tileloom.emulator.layouts import physical_offsets
 from tileloom.emulator.lower import STEP, OutOfViewError, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition
-from tileloom.emulator.memory import Geometry, SharedBuffer, View
+from tileloom.emulator.memory import Family, Geometry, SharedBuffer, View
 from tileloom.emulator.report import Access, UnsupportedKernelError
 
 
@@ -224,38 +225,49 @@ def _reshape(op: Op, program: Program) -> Run:
 def _reinterpret(op: Op, program: Program) -> Run:
     (a,), (d,) = op.operands, op.results
     ty = op.type
-    count = int(np.prod(ty.shape))
+    source = op.operand_types()[0]
+    offsets = physical_offsets(ty, program.module)
+    outer = physical_offsets(source, program.module)
+    size = dtypes.size_of(ty.elem)
+    if program.module.num_ctas > 1:
+        raise UnsupportedKernelError("a reinterpret of shared memory in a cluster", op.loc)
+    geometry = Geometry(ty.shape)
+    label = f"._reinterpret({ty.elem}, {list(ty.shape)})"
 
     def run(f: Frame) -> None:
         view = view_of(f, a)
-        buffer = view.buffer
-        if ty.elem != buffer.elem and dtypes.size_of(ty.elem) != dtypes.size_of(buffer.elem):
-            raise UnsupportedKernelError(
-                f"a reinterpret of {buffer.elem} shared memory as {ty.elem}, which has another "
-                f"size",
-                op.loc,
-            )
-        if ty.elem != buffer.elem:
-            raise UnsupportedKernelError(
-                f"a reinterpret of {buffer.elem} shared memory as {ty.elem}", op.loc
-            )
-        start = view.key[0]
-        size = buffer.init.size
-        if start + count > size:
+        whole = view.buffer
+        start = view.key[0] * dtypes.size_of(whole.elem)
+        over = start + geometry.size * size - whole.nbytes
+        if over > 0:
             message = (
-                f"a reinterpret of {view.name} as shape {list(ty.shape)} runs "
-                f"{start + count - size} "
-                "elements past the end of its allocation"
+                f"a reinterpret of {view.name} as {ty.elem} of shape {list(ty.shape)} runs {over} "
+                "bytes past the end of its allocation"
             )
             f[d] = BadView(f[0], message, op.loc)
             return
-        piece = slice(start, start + count)
-        f[d] = View(
-            buffer, buffer.data.reshape(-1)[piece].reshape(ty.shape),
-            buffer.init.reshape(-1)[piece].reshape(ty.shape), f"{view.label}~",
-        )  # fmt: skip
+        if not view.data.flags.c_contiguous or view.key[0] % outer.size:
+            raise UnsupportedKernelError(f"a reinterpret of {view.name}, a part of a slot", op.loc)
+        key = hash((id(op), id(whole), start))
+        made = f[0].cta.buffers.get(key)
+        if made is None or made.family is not whole.family:
+            made = SharedBuffer(view.name + label, ty.elem, geometry, op.loc)
+            made.offsets = offsets
+            _same_bytes(whole, outer, start, made)
+            f[0].cta.buffers[key] = made
+        f[d] = View(made, made.data, made.init, "")
 
     return run
+
+
+def _same_bytes(whole: SharedBuffer, slot: np.ndarray, start: int, made: SharedBuffer) -> None:
+    """Put a buffer into the family of those that are the bytes of an allocation."""
+    if whole.family is None:
+        slots = np.arange(whole.geometry.size // slot.size) * slot.size
+        whole.offsets = (slots[:, None] + slot.reshape(-1)).reshape(whole.geometry.shape)
+        Family(whole)
+    assert whole.family is not None, "it was made above"
+    whole.family.add(made, whole.start - whole.family.members[0].start + start)
 
 
 @lowers("ttg.local_gather", kind=STEP, attrs=["axis"], words=r"")

@@ -81,8 +81,8 @@ def _dot(op: Op, program: Program) -> Run:
         result = Pending(number, loc)
 
         def complete() -> None:
-            x = left.data if in_registers is None else in_registers
-            value = matmul(x, right.data, tf32)
+            x = left.current() if in_registers is None else in_registers
+            value = matmul(x, right.current(), tf32)
             if use:
                 value = value + (start.value if start.__class__ is Pending else start)
             result.value = round_to(value, elem)

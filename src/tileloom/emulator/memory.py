@@ -212,6 +212,8 @@ class SharedBuffer:
         self.pieces = pieces
         self.nbytes = geometry.size * dtypes.size_of(elem) // pieces
         self.aliases: list[SharedBuffer] = []
+        self.offsets: np.ndarray | None = None
+        self.family: Family | None = None
         self.origin = self.init.__array_interface__["data"][0]
         self.poison()
 
@@ -224,6 +226,11 @@ class SharedBuffer:
     def byte_span(self, region: int) -> tuple[int, int]:
         """Return the physical bytes that a region may touch, rounded out to whole slots."""
         size = dtypes.size_of(self.elem)
+        if self.offsets is not None:
+            touched = self.offsets.reshape(-1)[self.geometry.masks[region]]
+            return self.start + int(touched.min()) * size, self.start + int(
+                touched.max() + 1
+            ) * size
         shape = self.geometry.shape
         slot = self.geometry.size // shape[0] if len(shape) > 2 else self.geometry.size
         low, high = self.geometry.span[region]
@@ -231,6 +238,53 @@ class SharedBuffer:
             self.start + low // slot * slot * size // self.pieces,
             self.start + -(-high // slot) * slot * size // self.pieces,
         )
+
+
+class Family:
+    """Buffers that are the same bytes seen as different types.
+
+    One of them, the current one, is up to date; the image holds what the others wrote before.
+    """
+
+    def __init__(self, first: SharedBuffer) -> None:
+        self.members = [first]
+        self.current = first
+        self.image = np.zeros(first.nbytes, np.uint8)
+        self.written = np.zeros(first.nbytes, np.bool_)
+        first.family = self
+
+    def add(self, buffer: SharedBuffer, start: int) -> None:
+        """Add a buffer that begins at some byte of the first one."""
+        buffer.family = self
+        buffer.start = self.members[0].start + start
+        for other in {*self.members, *self.members[0].aliases}:
+            other.aliases.append(buffer)
+            buffer.aliases.append(other)
+        self.members.append(buffer)
+
+    def claim(self, buffer: SharedBuffer) -> None:
+        """Bring a buffer up to date, as its elements are about to be read or written."""
+        old, self.current = self.current, buffer
+        if old is buffer:
+            return
+        words, known, order = self._place(old)
+        words[order] = dtypes.to_bits(old.data, old.elem).reshape(-1)
+        known[order] = old.init.reshape(-1)[:, None]
+        words, known, order = self._place(buffer)
+        values = dtypes.from_bits(words[order], buffer.elem).reshape(buffer.data.shape)
+        buffer.init[...] = known[order].all(1).reshape(buffer.init.shape)
+        buffer.data[...] = values
+        if dtypes.is_float(buffer.elem):
+            buffer.data[~buffer.init] = np.nan
+
+    def _place(self, buffer: SharedBuffer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return a buffer's part of the image as words, and the order of its elements there."""
+        assert buffer.offsets is not None, "a member of a family knows its layout"
+        size = dtypes.size_of(buffer.elem)
+        begin = buffer.start - self.members[0].start
+        place = slice(begin, begin + buffer.nbytes)
+        words = self.image[place].view(dtypes.RAW[size])
+        return words, self.written[place].reshape(-1, size), buffer.offsets.reshape(-1)
 
 
 class View:
@@ -261,6 +315,12 @@ class View:
         if self._region < 0:
             self._region = self.buffer.geometry.region(self)
         return self._region
+
+    def current(self) -> np.ndarray:
+        """Return the data, brought up to date where other types see the same bytes."""
+        if self.buffer.family is not None:
+            self.buffer.family.claim(self.buffer)
+        return self.data
 
     def index(self, i: int) -> View:
         """Return the i-th slice along the first dimension."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, tma
 
@@ -34,6 +34,15 @@ def named_barrier_arrive(ident: gl.constexpr, threads: gl.constexpr):
 @gluon.jit
 def arrive_each_thread(barrier):
     async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+@builtin
+def reinterpret(buffer, dtype, shape, layout, _semantic=None):
+    """See the bytes of a shared buffer as another type."""
+    shape = [_unwrap_if_constexpr(n) for n in _unwrap_if_constexpr(shape)]
+    return _semantic.memdesc_reinterpret(
+        buffer, _unwrap_if_constexpr(dtype), shape, _unwrap_if_constexpr(layout)
+    )
 
 
 def _reduction(kind):
