@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 import torch
@@ -48,6 +49,31 @@ def test_values_and_gradients_are_those_of_the_formula():
     assert x.grad.tolist() == [3.0, 120.0]
     with torch.no_grad():
         assert not op(x, 2.0).requires_grad
+
+
+@pytest.mark.usefixtures("way")
+def test_a_backward_in_another_thread_reports_to_those_who_watched_its_forward():
+    seen = []
+
+    def backward(ctx, grad):
+        seen.append(_op.is_watched())
+        return grad
+
+    op = _op.register(
+        f"test_seen_{next(_names)}(Tensor x) -> Tensor",
+        lambda x: x.clone(),
+        torch.empty_like,
+        setup_context=lambda ctx, inputs, output: None,
+        backward=backward,
+    )
+    x = torch.ones(1, requires_grad=True)
+    with record_choices():
+        watched = op(x)
+    for y in (watched, op(x)):
+        thread = threading.Thread(target=y.backward)
+        thread.start()
+        thread.join()
+    assert seen == [True, False]
 
 
 @pytest.mark.usefixtures("way")

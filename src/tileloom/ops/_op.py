@@ -58,6 +58,9 @@ _records: contextvars.ContextVar[tuple[list[Choice], ...]] = contextvars.Context
 def record_choices() -> Generator[list[Choice]]:
     """Collect the dispatch decision of every operator call inside a `with` block.
 
+    The decision of a backward is collected where its forward was called, although on a GPU it runs
+    in a thread of autograd's; not that of a function compiled by `torch.compile`.
+
     Yields:
         A list that grows by one `Choice` a call, in order.
     """
@@ -202,8 +205,9 @@ def register(
     torch.library.register_fake(f"tileloom::{name}", fake, lib=_LIB)
     overload = getattr(torch.ops.tileloom, name).default
     if backward is not None and setup_context is not None:
+        setup_context, backward = _with_records(setup_context, backward)
         torch.library.register_autograd(
-            f"tileloom::{name}", backward, setup_context=_by_name(setup_context), lib=_LIB
+            f"tileloom::{name}", backward, setup_context=setup_context, lib=_LIB
         )
         members = {"forward": impl, "setup_context": setup_context, "backward": backward}
         function: Any = type(
@@ -224,20 +228,38 @@ def register(
     return Operator(overload, impl, refuse)
 
 
-def _by_name(setup_context: Callable[[Any, tuple[Any, ...], Any], None]) -> Callable[..., None]:
-    """PyTorch calls it with keywords; `torch.autograd.Function` calls it by position."""
+def _with_records(
+    setup_context: Callable[..., None], backward: Callable[..., Any]
+) -> tuple[Callable[..., None], Callable[..., Any]]:
+    """Let a backward report to those who watched its forward: autograd has threads of its own."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.records = _records.get()
         setup_context(ctx, inputs, output)
 
-    return setup
+    def run(ctx: Any, *grads: Any) -> Any:
+        here = _records.get()
+        token = _records.set((*here, *(r for r in ctx.records if all(r is not h for h in here))))
+        try:
+            return backward(ctx, *grads)
+        finally:
+            _records.reset(token)
+
+    return setup, run
 
 
 def needs_gradient(tensors: Sequence[Any]) -> bool:
     """Whether one of the tensors asks for a gradient, or carries a forward-mode tangent."""
-    given = [t for t in tensors if isinstance(t, torch.Tensor)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+    if torch.is_grad_enabled() and any(
+        t.requires_grad for t in tensors if isinstance(t, torch.Tensor)
+    ):
         return True
+    return has_tangent(tensors)
+
+
+def has_tangent(tensors: Sequence[Any]) -> bool:
+    """Whether one of the tensors carries a forward-mode tangent."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
+    given = (t for t in tensors if isinstance(t, torch.Tensor))
     return any(forward_ad.unpack_dual(t).tangent is not None for t in given)
