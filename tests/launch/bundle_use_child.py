@@ -19,7 +19,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom import knobs
 from tileloom.errors import BundleError, CompileError
-from tileloom.launch import load_bundle, prepare, use_bundle, watch
+from tileloom.launch import (
+    build_bundle,
+    load_bundle,
+    prepare,
+    record_specs,
+    use_bundle,
+    watch,
+)
 from tileloom.launch.bundle_format import write_bundle
 from tileloom.launch.bundle_key import kernel_key
 from tileloom.launch.bundle_use import active_bundle
@@ -225,6 +232,33 @@ def using_a_bundle_makes_launchers_look_again(cuda):
     assert isinstance(launcher[(1,)](x, y, out, 77, BLOCK=1024), LoadedKernel)
 
 
+def what_a_program_launches_can_be_recorded_and_bundled(cuda):
+    x, y, out = three()
+    odd = three(address=4100)
+    launcher, other = prepare(add_kernel), prepare(add_kernel, num_warps=8, maxnreg=64)
+    launcher[(1,)](x, y, out, 77, BLOCK=256)  # known before, and recorded all the same
+    with record_specs() as specs:
+        for _ in range(3):
+            launcher[(1,)](x, y, out, 77, BLOCK=256)
+            launcher[(1,)](*odd, 1, BLOCK=256)
+            other[(1,)](x, y, out, 77, BLOCK=256)
+    launcher[(1,)](x, y, out, 96, BLOCK=256)
+    assert [(spec.num_warps, spec.options) for spec in specs] == [
+        (4, {}), (4, {}), (8, {"maxnreg": 64})
+    ]  # fmt: skip
+    assert specs[1].constexprs == {"n": 1, "BLOCK": 256}
+    build_bundle(FOLDER / "recorded", [(spec, spec.archs[0]) for spec in specs])
+    use_bundle(FOLDER / "recorded")
+    knobs.set("launch.jit", "forbid")
+    for call in (
+        lambda: launcher[(1,)](x, y, out, 77, BLOCK=256),
+        lambda: launcher[(1,)](*odd, 1, BLOCK=256),
+        lambda: other[(1,)](x, y, out, 77, BLOCK=256),
+    ):
+        assert isinstance(call(), LoadedKernel)
+    said(CompileError, lambda: launcher[(1,)](x, y, out, 96, BLOCK=256))
+
+
 def a_damaged_bundle_is_said(cuda):
     data = bytearray(PATH.read_bytes())
     at = data.index(b"\x7fELF")
@@ -264,6 +298,7 @@ CASES = (
     another_source_is_another_kernel,
     the_bundle_of_the_environment,
     using_a_bundle_makes_launchers_look_again,
+    what_a_program_launches_can_be_recorded_and_bundled,
     a_damaged_bundle_is_said,
     the_key_of_a_launch_is_the_key_of_a_spec,
 )

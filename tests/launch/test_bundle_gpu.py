@@ -61,3 +61,11 @@ def test_operators_find_their_kernels_in_it(bundle, what):
     """Compiling is forbidden in that process, which prints how long the first calls took."""
     used = {"TILELOOM_BUNDLE": str(bundle), "TILELOOM_JIT": "forbid"}
     print(python("-m", "tests.launch.bundle_ops_child", what, **used))
+
+
+@pytest.mark.parametrize("what", ["attention", "training"])
+def test_a_program_recorded_in_one_process_compiles_nothing_in_the_next(tmp_path, what):
+    path = str(tmp_path / "recorded.bundle")
+    print(python("-m", "tests.launch.bundle_ops_child", what, path))
+    used = {"TILELOOM_BUNDLE": path, "TILELOOM_JIT": "forbid"}
+    print(python("-m", "tests.launch.bundle_ops_child", what, **used))

@@ -22,6 +22,7 @@ _NAMES = (
     "another_source_is_another_kernel",
     "the_bundle_of_the_environment",
     "using_a_bundle_makes_launchers_look_again",
+    "what_a_program_launches_can_be_recorded_and_bundled",
     "a_damaged_bundle_is_said",
     "the_key_of_a_launch_is_the_key_of_a_spec",
 )

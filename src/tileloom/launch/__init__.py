@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tileloom.launch.bundle_build import build_bundle
     from tileloom.launch.bundle_descriptor import TensorDescriptor
     from tileloom.launch.bundle_specs import Signature, specs_of
-    from tileloom.launch.bundle_use import use_bundle
+    from tileloom.launch.bundle_use import record_specs, use_bundle
     from tileloom.launch.launcher import Launcher, prepare
     from tileloom.launch.watch import refresh
 
@@ -30,6 +30,7 @@ _PUBLIC = {
     "build_bundle": "tileloom.launch.bundle_build:build_bundle",
     "compile_aot": "tileloom.launch.aot:compile_aot",
     "load_bundle": "tileloom.launch.bundle:load_bundle",
+    "record_specs": "tileloom.launch.bundle_use:record_specs",
     "specs_of": "tileloom.launch.bundle_specs:specs_of",
     "use_bundle": "tileloom.launch.bundle_use:use_bundle",
     "prepare": "tileloom.launch.launcher:prepare",
@@ -47,6 +48,7 @@ __all__ = [
     "compile_aot",
     "load_bundle",
     "prepare",
+    "record_specs",
     "refresh",
     "specs_of",
     "use_bundle",

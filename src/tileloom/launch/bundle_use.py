@@ -5,14 +5,16 @@ The bundle is the one of `use_bundle`, else that of the knob ``launch.bundle`` (
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tileloom import knobs, log
 from tileloom.errors import CompileError
 from tileloom.launch import compat, driver, watch
+from tileloom.launch.aot import KernelSpec
 from tileloom.launch.bundle import Bundle, load_bundle
 from tileloom.launch.bundle_key import kernel_key, options_that_differ
 from tileloom.launch.bundle_variant import BundledVariant
@@ -39,6 +41,55 @@ def use_bundle(bundle: Bundle | str | Path | None) -> None:
     used = load_bundle(bundle) if isinstance(bundle, str | Path) else bundle
     _given[:] = [] if used is None else [used]
     watch.refresh()
+
+
+_recordings: list[list[KernelSpec]] = []
+
+
+@contextlib.contextmanager
+def record_specs() -> Generator[list[KernelSpec]]:
+    """Collect every kernel that is launched inside a `with` block, to build a bundle of them.
+
+    Launches of the package's operators are seen, and those of launchers of `launch.prepare`; all
+    threads' alike. What Triton alone may launch (see `refuse_plain`) is not.
+
+    Yields:
+        A list that grows by one spec a kernel; `build_bundle` takes them.
+
+    >>> with record_specs() as specs:  # doctest: +SKIP
+    ...     model(x)
+    >>> build_bundle("model.bundle", [(s, s.archs[0]) for s in specs])  # doctest: +SKIP
+    """
+    specs: list[KernelSpec] = []
+    _recordings.append(specs)
+    watch.refresh()  # so that launchers look for the kernels they have already
+    try:
+        yield specs
+    finally:
+        _recordings[:] = [other for other in _recordings if other is not specs]
+
+
+def _recorded_name(kernel: Any, key: str) -> str:
+    return f"{kernel.__name__}[{key[:16]}]"
+
+
+def _spec(
+    kernel: Any, parameters: Sequence[Parameter], wanted: Mapping[str, Any], key: str
+) -> KernelSpec:
+    given = {name: value for name, value in wanted["options"].items() if value is not None}
+    config = {"num_warps": 4, "num_stages": 3} | given
+    return KernelSpec(
+        name=_recorded_name(kernel, key),
+        function=wanted["function"],
+        gluon=kernel.is_gluon(),
+        signature={p.name: wanted["types"].get(p.name, "constexpr") for p in parameters},
+        constexprs=wanted["constants"],
+        archs=(wanted["arch"],),
+        num_warps=config.pop("num_warps"),
+        num_stages=config.pop("num_stages"),
+        aligned=tuple(wanted["aligned"]),
+        options=options_that_differ(config),
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -80,10 +131,13 @@ def find_kernel(
         Unsupported: If only Triton's own path takes such arguments.
     """
     bundle = active_bundle()
-    if bundle is None and not is_forbidden():
+    if bundle is None and not is_forbidden() and not _recordings:
         return None
     wanted = _wanted(kernel, parameters, values, options, device)
     key = kernel_key(**wanted)
+    for specs in _recordings:
+        if all(spec.name != _recorded_name(kernel, key) for spec in specs):
+            specs.append(_spec(kernel, parameters, wanted, key))
     function, arch = wanted["function"], wanted["arch"]
     found = None if bundle is None else bundle.find(key)
     if bundle is not None and found is not None:
@@ -91,7 +145,8 @@ def find_kernel(
         return BundledVariant(bundle, found, kernel, device)
     if is_forbidden():
         raise CompileError(_forbidden(wanted, key, bundle))
-    _log.info("%s for %s: not in '%s', key %s", function, arch, bundle and bundle.path, key)
+    if bundle is not None:
+        _log.info("%s for %s: not in '%s', key %s", function, arch, bundle.path, key)
     return None
 
 
