@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.bench.fakes import CPU, FakeTimer
+from tests.bench.fakes import CPU, FakeTimer, OneMs
 
-from tileloom.bench import Sample
 from tileloom.bench.rowwise_case import WORKS, RowwiseCase, load_rowwise_cases
 from tileloom.bench.rowwise_run import (
     RowwiseContender,
@@ -39,14 +38,6 @@ def test_the_formula_is_what_pytorch_offers(operator, direction):
         results.append(torch.autograd.grad(out.sum(), wanted) if wanted else (out,))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-class OneMs(FakeTimer):
-    """Every call takes 1 ms, whatever it does."""
-
-    def sample(self, call, calls, lead_ms):
-        call(0)
-        return Sample(1.0, 1.0)
 
 
 def _session(timer: FakeTimer) -> RowwiseSession:

@@ -1,11 +1,13 @@
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
-from tests.bench.fakes import CAUSAL, SMALL, FakeTimer, contender, session
+from tests.bench.fakes import CAUSAL, SMALL, FakeTimer, OneMs, contender, session
 
-from tileloom.bench import AttentionCase, run, run_cell
+from tileloom.bench import AttentionCase, Contender, run, run_cell
 from tileloom.bench.run import sets_for
+from tileloom.ops.attention import attention_reference
 
 
 def _one_key_lost(out, run):
@@ -232,3 +234,36 @@ def test_the_card_is_asked_for_the_time_of_the_timing():
     )
     assert len(asked) == 1
     assert asked[0] > 0
+
+
+def _flipped(name, change=lambda t: t):
+    """A contender with a layout of its own, whose gradients `change` may spoil."""
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return change(grad)
+
+    def prepare(case, inputs):
+        q, k, v = (Spoil.apply(t).transpose(1, 2) for t in (inputs.q, inputs.k, inputs.v))
+        return lambda: attention_reference(q, k, v, is_causal=case.is_causal).transpose(1, 2)
+
+    def layout(t):
+        return t.transpose(1, 2).contiguous()
+
+    return Contender(name, "ours", prepare, layout=layout, read=lambda t: t.transpose(1, 2))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_backward_is_judged_by_each_gradient_in_the_contenders_layout(is_causal):
+    case = replace(CAUSAL if is_causal else SMALL, direction="backward")
+    contenders = [_flipped("right"), _flipped("wrong", lambda t: t * 1.01)]
+    right, wrong = run_cell(case, contenders, session(OneMs())).entries
+    assert (right.status, right.reason) == ("ok", None)
+    assert wrong.status == "wrong"
+    assert (wrong.reason or "").startswith("dq: ")
+    assert right.tflops == pytest.approx(2.5 * SMALL.flops * (0.5 if is_causal else 1) / 1e9)

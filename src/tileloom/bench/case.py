@@ -31,6 +31,7 @@ class AttentionCase:
         head_dim: Head dimension of q, k and v.
         is_causal: Whether a query sees only the keys up to its own position.
         dtype_name: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+        direction: ``"forward"`` or ``"backward"``.
     """
 
     name: str
@@ -42,6 +43,7 @@ class AttentionCase:
     head_dim: int
     is_causal: bool
     dtype_name: str = "bfloat16"
+    direction: str = "forward"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,9 +52,10 @@ class AttentionCase:
 
     @property
     def flops(self) -> float:
-        """FLOP of the two matrix products; causal is counted at half, by custom."""
+        """FLOP of two matrix products, of five for a backward; causal counts half, by custom."""
         scores = self.batch * self.heads_q * self.len_q * self.len_k
-        return 4.0 * scores * self.head_dim * (0.5 if self.is_causal else 1.0)
+        products = 4.0 if self.direction == "forward" else 10.0
+        return products * scores * self.head_dim * (0.5 if self.is_causal else 1.0)
 
     @property
     def input_bytes(self) -> int:
@@ -62,9 +65,9 @@ class AttentionCase:
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes of q, k, v and o: the least that a kernel must move."""
+        """Bytes of q, k, v and o, and of their gradients: the least that a kernel must move."""
         out = self.batch * self.heads_q * self.len_q * self.head_dim * self.dtype.itemsize
-        return self.input_bytes + out
+        return (self.input_bytes + out) * (1 if self.direction == "forward" else 2)
 
     def inputs(self, device: torch.device, seed: int) -> Inputs:
         """Make one set of inputs.
@@ -74,8 +77,8 @@ class AttentionCase:
             seed: Seed of the generator; each set takes its own.
 
         Returns:
-            q, k and v, contiguous `[B, H, L, D]`, drawn from N(0, 1). Never zeros: the power that a
-            kernel draws, and so its clock, depends on the data.
+            q, k and v (and dout), contiguous `[B, H, L, D]`, drawn from N(0, 1). Never zeros: the
+            power that a kernel draws, and so its clock, depends on the data.
         """
         generator = torch.Generator(device=device).manual_seed(seed)
 
@@ -85,7 +88,9 @@ class AttentionCase:
 
         q = draw(self.heads_q, self.len_q)
         k = draw(self.heads_kv, self.len_k)
-        return Inputs(q, k, draw(self.heads_kv, self.len_k))
+        v = draw(self.heads_kv, self.len_k)
+        is_forward = self.direction == "forward"
+        return Inputs(q, k, v, None if is_forward else draw(self.heads_q, self.len_q))
 
 
 def _read(entry: Any, path: Path) -> AttentionCase:
@@ -94,7 +99,7 @@ def _read(entry: Any, path: Path) -> AttentionCase:
         raise OptionError(f"bench: {path} has a case that is not an object: {entry!r}.")
     values = cast("dict[str, Any]", entry)
     unknown = sorted(set(values) - set(known))
-    missing = sorted(set(known) - set(values) - {"dtype_name"})
+    missing = sorted(set(known) - set(values) - {"dtype_name", "direction"})
     if unknown or missing:
         raise OptionError(
             f"bench: case {values.get('name')!r} of {path} lacks {missing} and has unknown fields "
@@ -113,6 +118,11 @@ def _read(entry: Any, path: Path) -> AttentionCase:
         raise OptionError(
             f"bench: case {case.name!r} of {path} has dtype_name={case.dtype_name!r}; it must be "
             f"one of {', '.join(_DTYPES)}."
+        )
+    if case.direction not in ("forward", "backward"):
+        raise OptionError(
+            f"bench: case {case.name!r} of {path} has direction={case.direction!r}; it must be "
+            "forward or backward."
         )
     return case
 

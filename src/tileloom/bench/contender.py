@@ -15,11 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set of inputs: `[B, H, L, D]` each."""
+    """One set of inputs: `[B, H, L, D]` each; for a backward `dout`, the gradient of O, too."""
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    dout: torch.Tensor | None = None
 
 
 Call = Callable[[], Any]
@@ -50,7 +51,8 @@ class Contender:
         prepare: Makes, outside the timing, what one set of inputs needs (another layout, a mask),
             and returns the call that is timed.
         refuse: Says, without running anything, why it cannot take the case; None if it can.
-        read: Turns what the call returned into the output `[B, Hq, Lq, D]`; not timed.
+        layout: Lays one input out as the contender wants it; not timed, and not in its gradient.
+        read: Turns an output, or a gradient, into `[B, H, L, D]`; not timed.
         scope: Makes the context inside which the calls run; entered outside the timing.
         describe: What there is to know of how it runs the case: backend, config, source, ...
     """
@@ -59,6 +61,12 @@ class Contender:
     side: Literal["ours", "peer"]
     prepare: Prepare
     refuse: Callable[[AttentionCase, Inputs], str | None] = _no_reason
+    layout: Callable[[torch.Tensor], torch.Tensor] = _as_is
     read: Callable[[Any], torch.Tensor] = _as_is
     scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     describe: Callable[[AttentionCase, Inputs], Mapping[str, Any]] = _nothing_known
+
+    def laid_out(self, inputs: Inputs) -> Inputs:
+        """Return inputs in the layout of this contender."""
+        given = (inputs.q, inputs.k, inputs.v, inputs.dout)
+        return Inputs(*(None if t is None else self.layout(t) for t in given))  # pyright: ignore[reportArgumentType]

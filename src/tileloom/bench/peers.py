@@ -67,8 +67,7 @@ def _fa4() -> Contender:
 
     def prepare(case: AttentionCase, inputs: Inputs) -> Call:
         function: Any = importlib.import_module("flash_attn.cute").flash_attn_func
-        q, k, v = (t.transpose(1, 2).contiguous() for t in (inputs.q, inputs.k, inputs.v))
-        causal = case.is_causal
+        q, k, v, causal = inputs.q, inputs.k, inputs.v, case.is_causal
         return lambda: function(q, k, v, causal=causal)
 
     def read(out: Any) -> torch.Tensor:
@@ -78,7 +77,10 @@ def _fa4() -> Contender:
         del case, inputs
         return {"backend": f"{_version('flash-attn-4')}, {_version('nvidia-cutlass-dsl')}"}
 
-    return Contender("fa4", "peer", prepare, refuse=refuse, read=read, describe=describe)
+    def layout(t: torch.Tensor) -> torch.Tensor:
+        return t.transpose(1, 2).contiguous()
+
+    return Contender("fa4", "peer", prepare, refuse, layout, read, describe=describe)
 
 
 def _flex() -> Contender:

@@ -12,6 +12,7 @@ from collections.abc import Generator
 import torch
 
 from tileloom.bench.contender import Inputs
+from tileloom.bench.gradients import head_gradients
 
 # Scores of one chunk: 512 MiB in float64, of which a few copies live at a time.
 CHUNK = 2**26
@@ -90,16 +91,27 @@ def chunked_attention(
     return out.reshape(batch, heads, len_q, head_dim)
 
 
-def reference_pair(inputs: Inputs, *, is_causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def reference_pair(
+    inputs: Inputs, *, is_causal: bool
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """Give what the accuracy rule compares with.
 
     Args:
-        inputs: q, k and v.
+        inputs: q, k and v; dout where it is about the backward.
         is_causal: Whether row i sees only keys up to i.
 
     Returns:
-        The right result in float64, and the plain formula with every step in the inputs' dtype.
+        The right results in float64, and the plain formula with every step in the inputs' dtype:
+        O alone, or dq, dk and dv.
     """
-    right = chunked_attention(inputs, is_causal=is_causal, compute_dtype=torch.float64)
-    plain = chunked_attention(inputs, is_causal=is_causal, compute_dtype=inputs.q.dtype)
+    both = (torch.float64, inputs.q.dtype)
+    if inputs.dout is None:
+        right, plain = (
+            (chunked_attention(inputs, is_causal=is_causal, compute_dtype=dtype),) for dtype in both
+        )
+        return right, plain
+    with _plain_arithmetic(), torch.no_grad():
+        right, plain = (
+            head_gradients(inputs, is_causal=is_causal, compute_dtype=dtype) for dtype in both
+        )
     return right, plain

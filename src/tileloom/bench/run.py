@@ -13,12 +13,14 @@ import torch
 
 from tileloom.bench.case import AttentionCase
 from tileloom.bench.contender import Call, Contender, Inputs
+from tileloom.bench.gradients import Results, backward_call, joined
 from tileloom.bench.machine import CardState
 from tileloom.bench.reference import reference_pair
 from tileloom.bench.stats import Ratio, Summary, quantile, ratio_of, summarise
 from tileloom.bench.timer import Plan, Runner, Timed, Timer, interleave
 
 Status = Literal["ok", "wrong", "refused", "failed"]
+Pair = tuple[Results, Results]
 Judge = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 _MOST_SETS = 32
@@ -104,6 +106,10 @@ class Session:
     step: Callable[[str], None] = lambda text: None
 
 
+def _as_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def sets_for(case: AttentionCase, l2_bytes: int) -> int:
     """Return how many input sets make each call find a cold L2.
 
@@ -143,27 +149,41 @@ class _Ready:
 
 
 def _check(
-    contender: Contender, output: Any, pair: tuple[torch.Tensor, torch.Tensor], session: Session
+    case: AttentionCase, contender: Contender, output: Any, pair: Pair, session: Session
 ) -> str | None:
-    """Judge one output; the reason why it is wrong, or None."""
-    actual, plain = contender.read(output), pair[1]
-    if (actual.shape, actual.dtype) != (plain.shape, plain.dtype):
-        return (
-            f"the output has shape {tuple(actual.shape)} and dtype {actual.dtype}, not "
-            f"{tuple(plain.shape)} and {plain.dtype}"
-        )
-    try:
-        session.judge(actual, *pair)
-    except AssertionError as error:
-        return str(error)
+    """Judge the output, or each gradient; the reason why one is wrong, or None."""
+    is_forward = case.direction == "forward"
+    for name, given, *exact in zip(
+        ("output",) if is_forward else ("dq", "dk", "dv"),
+        (output,) if is_forward else output,
+        *pair,
+    ):
+        actual, plain = contender.read(given), exact[1]
+        if (actual.shape, actual.dtype) != (plain.shape, plain.dtype):
+            return (
+                f"the {name} has shape {tuple(actual.shape)} and dtype {actual.dtype}, not "
+                f"{tuple(plain.shape)} and {plain.dtype}"
+            )
+        try:
+            session.judge(*(t if is_forward else joined(t) for t in (actual, *exact)))
+        except AssertionError as error:
+            return str(error) if is_forward else f"{name}: {error}"
     return None
+
+
+def _call(contender: Contender, case: AttentionCase, inputs: Inputs) -> Call:
+    """Make, outside the timing, the call that is timed."""
+    own = contender.laid_out(inputs)
+    if case.direction == "forward":
+        return contender.prepare(case, own)
+    return backward_call(contender, case, own)
 
 
 def _admit(
     contender: Contender,
     case: AttentionCase,
     sets: Sequence[Inputs],
-    pair: tuple[torch.Tensor, torch.Tensor],
+    pair: Pair,
     session: Session,
 ) -> _Ready | Entry:
     """Run a contender once and judge its output, before any number."""
@@ -175,12 +195,12 @@ def _admit(
             if reason is not None:
                 return Entry(contender.name, contender.side, "refused", reason)
             about = dict(contender.describe(case, sets[0]))
-            calls = [contender.prepare(case, inputs) for inputs in sets]
+            calls = [_call(contender, case, inputs) for inputs in sets]
             _poison(case, session.device)
             with contender.scope():
                 output = calls[0]()
             session.timer.finish()
-            wrong = _check(contender, output, pair, session)
+            wrong = _check(case, contender, output, pair, session)
         except Exception as error:
             entry = Entry(
                 contender.name, contender.side, "failed", _first_lines(error, caught), about
@@ -195,7 +215,7 @@ def _admit(
 
 
 def _recheck(
-    ready: _Ready, pair: tuple[torch.Tensor, torch.Tensor], session: Session
+    ready: _Ready, case: AttentionCase, pair: Pair, session: Session
 ) -> tuple[Status, str | None]:
     """Judge the last of several calls that ran back to back: a race shows under load."""
     output: Any = None
@@ -204,7 +224,7 @@ def _recheck(
             for call in ready.calls[::-1]:
                 output = call()
         session.timer.finish()
-        wrong = _check(ready.contender, output, pair, session)
+        wrong = _check(case, ready.contender, output, pair, session)
     except Exception as error:
         session.timer.finish()  # raises if the device is lost
         return "failed", f"after the timed calls: {_first_lines(error)}"
@@ -218,13 +238,13 @@ def _entry(
     timed: Timed,
     case: AttentionCase,
     session: Session,
-    pair: tuple[torch.Tensor, torch.Tensor],
+    pair: Pair,
 ) -> Entry:
     """Make the entry of a contender that was timed, after a last look at its output."""
     contender = ready.contender
     if timed.error is not None:
         return Entry(contender.name, contender.side, "failed", timed.error, ready.about)
-    status, reason = _recheck(ready, pair, session)
+    status, reason = _recheck(ready, case, pair, session)
     if status != "ok":
         return Entry(contender.name, contender.side, status, reason, ready.about)
     times = [sample.device_ms for sample in timed.samples]
@@ -283,7 +303,10 @@ def run_cell(case: AttentionCase, contenders: Sequence[Contender], session: Sess
     count = sets_for(case, session.l2_bytes)
     sets = [case.inputs(session.device, seed) for seed in range(count)]
     pair = reference_pair(sets[0], is_causal=case.is_causal)
-    session.judge(pair[1], *pair)  # the baseline passes its own rule, or the case is no good
+    for right, plain in zip(*pair):  # the baseline passes its own rule, or the case is no good
+        session.judge(
+            *map(joined if case.direction == "backward" else _as_is, (plain, right, plain))
+        )
     admitted: list[_Ready | Entry] = []
     for contender in contenders:
         session.step(f"{case.name}: checking {contender.name}")

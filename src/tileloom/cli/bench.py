@@ -67,6 +67,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "write it; after d64-*@ in the cases of that name only; may be repeated")
     add("--baseline", metavar="NAME",
         help="whom all others are compared with; default: cudnn, else the first contender")
+    add("--backward", action="store_true", help="attention: measure the backward instead")
     add("--rounds", type=int, metavar="N", help="samples of each contender; default 9, quick 5")
     add("--quick", action="store_true", help="fewer peers, shorter samples: 90 s in all")
     add("--budget", type=float, metavar="SECONDS",
@@ -115,7 +116,7 @@ class _Run:
         save(
             self.args.out,
             document(
-                operator="attention_fwd",
+                operator="attention_bwd" if self.args.backward else "attention_fwd",
                 date=self.date,
                 code=self.code,
                 machine=self.machine,
@@ -157,6 +158,7 @@ def _choice(
 ) -> Choice:
     """Ask the operator's dispatch what it takes for a case."""
     from tileloom.ops.attention.config import choose
+    from tileloom.ops.attention.config_backward import choose_backward
     from tileloom.ops.attention.masks import Band, causal
     from tileloom.ops.attention.problem import AttentionProblem, Layout
     from tileloom.target import target_of
@@ -171,6 +173,8 @@ def _choice(
         v=Layout.of(v),
         band=causal().band if case.is_causal else Band(),
     )
+    if case.direction == "backward":
+        return choose_backward(problem, target_of(q))
     return choose(problem, target_of(q), config)
 
 
@@ -289,9 +293,15 @@ def _plan(args: argparse.Namespace) -> Plan:
 def _bars(args: argparse.Namespace) -> Sequence[Bar]:
     from tileloom.bench import load_bars
 
-    if args.bars == "none":
+    if args.bars == "none" or (args.backward and args.bars is None):
         return ()
     return load_bars(_shipped("attention_bars.json") if args.bars is None else Path(args.bars))
+
+
+def _directed(cases: Sequence[AttentionCase], backward: bool) -> Sequence[AttentionCase]:
+    if not backward:
+        return cases
+    return [replace(c, name=f"{c.name}-backward", direction="backward") for c in cases]
 
 
 def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
@@ -302,7 +312,7 @@ def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
     contenders = _contenders(args)
     return _Run(
         args,
-        select(load_cases(path), args.cases),
+        _directed(select(load_cases(path), args.cases), args.backward),
         contenders,
         _bars(args),
         _baseline(args, contenders),

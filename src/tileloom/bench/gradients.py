@@ -1,0 +1,69 @@
+"""The backward as it is measured: its call, and what is right."""
+
+from __future__ import annotations
+
+import torch
+
+from tileloom.bench.case import AttentionCase
+from tileloom.bench.contender import Call, Contender, Inputs
+
+Results = tuple[torch.Tensor, ...]
+
+
+def backward_call(contender: Contender, case: AttentionCase, inputs: Inputs) -> Call:
+    """Run a contender's forward once, and return the call of its backward alone.
+
+    Args:
+        contender: Who.
+        case: The problem.
+        inputs: q, k, v and dout in the contender's layout.
+
+    Returns:
+        A call that gives dq, dk and dv in that layout; the graph is kept from call to call.
+    """
+    leaves = tuple(t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    with torch.enable_grad(), contender.scope():
+        out = contender.prepare(case, Inputs(*leaves))()
+    out = out[0] if isinstance(out, tuple) else out
+    return lambda: torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
+
+
+def joined(gradient: torch.Tensor) -> torch.Tensor:
+    """Join 16 rows to one: the error of a row that sees two keys is one rounding, not a mean."""
+    padded = torch.nn.functional.pad(gradient, (0, 0, 0, -gradient.shape[2] % 16))
+    return padded.reshape(*padded.shape[:2], -1, 16 * padded.shape[3])
+
+
+def head_gradients(inputs: Inputs, *, is_causal: bool, compute_dtype: torch.dtype) -> Results:
+    """Compute dQ, dK and dV by the formula, every step in `compute_dtype`, head by head.
+
+    Args:
+        inputs: q `[B, Hq, Lq, D]`, k and v `[B, Hkv, Lk, D]`, dout as q; Hkv divides Hq.
+        is_causal: Whether row i sees only keys up to i.
+        compute_dtype: Dtype of every step and of the results.
+
+    Returns:
+        dq, dk and dv.
+
+    Memory: the results, and about four matrices `[Lq, Lk]`.
+    """
+    tensors = (inputs.q, inputs.k, inputs.v)
+    assert inputs.dout is not None
+    dq, dk, dv = (torch.zeros_like(t, dtype=compute_dtype) for t in tensors)
+    scale = inputs.q.shape[3] ** -0.5
+    group = inputs.q.shape[1] // inputs.k.shape[1]
+    for b in range(inputs.q.shape[0]):
+        for h in range(inputs.q.shape[1]):
+            q, do = (t[b, h].to(compute_dtype) for t in (inputs.q, inputs.dout))
+            k, v = (t[b, h // group].to(compute_dtype) for t in (inputs.k, inputs.v))
+            scores = q @ k.t() * scale
+            if is_causal:
+                hidden = torch.ones_like(scores, dtype=torch.bool).triu_(1)
+                scores.masked_fill_(hidden, float("-inf"))
+            p = torch.softmax(scores, 1)
+            dp = do @ v.t()
+            ds = p * (dp - (p * dp).sum(1, keepdim=True))
+            dq[b, h] = ds @ k * scale
+            dk[b, h // group] += ds.t() @ q * scale
+            dv[b, h // group] += p.t() @ do
+    return dq, dk, dv
