@@ -29,7 +29,8 @@ def judged(case: NormCase) -> None:
         with record_choices() as made, poisoned_memory():
             runs.append(cases.run(inputs))
             torch.cuda.synchronize()
-        assert [choice.backend for choice in made] == ["triton"] * 2
+        # The backward runs in a thread of PyTorch's own, which nobody records.
+        assert [choice.backend for choice in made] == ["triton"]
     for name, first in runs[0].items():
         assert torch.equal(first, runs[1][name]), name
     cases.check(inputs, runs[0])
@@ -146,6 +147,7 @@ def test_training_is_captured_in_a_graph(op):
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @both
 def test_it_compiles_with_its_gradients(op, dynamic):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -13,29 +14,63 @@ from tileloom.ops.rowwise.norm.config import rule
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.specs import row_spec
-from tileloom.target import H100
+from tileloom.target import H100, SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {}
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
 
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 _ROWS = 4096
+_TARGETS = tuple(Target("cuda", each, H100.sms, smem, "any") for each, smem in SMEM_BYTES.items())
+
+_ON_H100 = "H100, Triton 3.6.0, 2026-11-28, share of copy bandwidth: "
+_SPILLS: Mapping[tuple[str, int], tuple[int, str]] = {
+    ("norm_fwd", 32768): (16, _ON_H100 + "0.98; two programs a row, which spill nothing, 0.84."),
+    ("norm_bwd", 16384): (144, _ON_H100 + "0.95; two programs a row, which spill nothing, 0.63."),
+    ("norm_bwd_split", 8192): (
+        400,
+        _ON_H100 + "fp32 0.81 with spills, 0.79 with parts of 2048, which spill nothing.",
+    ),
+    ("norm_bwd_split", 16384): (
+        400,
+        _ON_H100
+        + "0.34 of 2^20 columns; smaller parts would be more than may wait for each other.",
+    ),
+}
+"""Kernel and block -> bytes allowed on any Triton, and the measurement that justifies them."""
+
+_Maker = Callable[[NormProblem, Tile], KernelSpec]
 
 
 def shipped() -> tuple[KernelSpec, ...]:
-    """Return a spec for every kernel in the forms that differ most."""
+    """Return a spec for every kernel in the forms that differ most, for each target's own tiles."""
     bf16, fp32 = torch.bfloat16, torch.float32
     return (
-        forward_spec(problem(4096, bf16, is_centred=False)),
-        forward_spec(problem(32760, fp32, is_centred=True, has_residual=True)),
-        forward_split_spec(problem(2**20, bf16, is_centred=True, has_residual=True)),
-        backward_spec(problem(4096, bf16, is_centred=False)),
-        backward_spec(problem(8184, fp32, is_centred=True, has_residual=True)),
-        backward_spec(problem(16384, bf16, is_centred=False)),
-        backward_split_spec(problem(16384, fp32, is_centred=True, has_residual=True)),
-        backward_split_spec(problem(2**20, bf16, is_centred=True, has_residual=True)),
+        *_of(forward_spec, problem(4096, bf16, is_centred=False)),
+        *_of(forward_spec, problem(16384, bf16, is_centred=True)),
+        *_of(forward_spec, problem(32760, fp32, is_centred=True, has_residual=True)),
+        *_of(forward_split_spec, problem(2**20, bf16, is_centred=True, has_residual=True)),
+        *_of(backward_spec, problem(1024, bf16, is_centred=False)),
+        *_of(backward_spec, problem(8184, fp32, is_centred=True, has_residual=True)),
+        *_of(backward_spec, problem(16384, bf16, is_centred=False)),
+        *_of(backward_split_spec, problem(16384, fp32, is_centred=True, has_residual=True)),
+        *_of(backward_split_spec, problem(2**20, bf16, is_centred=True, has_residual=True)),
         vectors_spec(problem(4096, bf16, is_centred=True)),
     )
+
+
+def _of(make: _Maker, problem: NormProblem) -> Iterator[KernelSpec]:
+    """One spec for each tile that the rule gives, for the architectures that it gives it for."""
+    archs: dict[Tile, list[str]] = {}
+    for target in _TARGETS:
+        tiles = rule(problem, target)
+        tile = tiles.backward if make in (backward_spec, backward_split_spec) else tiles.forward
+        assert tile is not None
+        archs.setdefault(tile, []).append(target.arch)
+    for tile, names in archs.items():
+        spec = make(problem, tile)
+        spills, reason = _SPILLS.get((spec.name.partition("[")[0], tile.block), (0, ""))
+        yield replace(spec, archs=tuple(names), spill_budget=spills, spill_reason=reason)
 
 
 def problem(
@@ -72,23 +107,10 @@ def _name(kernel: str, problem: NormProblem, tile: Tile) -> str:
     return f"{kernel}[{kind}-{tile.block}x{tile.rows}-w{tile.num_warps}{stages}]"
 
 
-def _forward_tile(problem: NormProblem) -> Tile:
-    tile = rule(problem, H100).forward
-    assert tile is not None
-    return tile
-
-
-def _backward_tile(problem: NormProblem) -> Tile:
-    tile = rule(problem, H100).backward
-    assert tile is not None
-    return tile
-
-
-def forward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
+def forward_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     """Spec of whole rows: float32 vectors, sums saved."""
     from tileloom.ops.rowwise.norm.kernel_triton_fwd import norm_fwd_kernel
 
-    tile = tile or _forward_tile(problem)
     rows, added, bias, mean = _types(problem)
     tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32")
     _, fixed = arguments.forward(problem, tile, (None, None), 1e-5)
@@ -97,11 +119,10 @@ def forward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
     )
 
 
-def forward_split_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
+def forward_split_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     """Spec of shared rows."""
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_fwd_split_kernel
 
-    tile = tile or _forward_tile(problem)
     rows, added, bias, mean = _types(problem)
     tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32", "*i32", "*fp32")
     _, fixed = arguments.forward_split(problem, tile, (None, None), 1e-5)
@@ -109,11 +130,10 @@ def forward_split_spec(problem: NormProblem, tile: Tile | None = None) -> Kernel
     return row_spec(name, norm_fwd_split_kernel, tensors, fixed, tile.num_warps)
 
 
-def backward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
+def backward_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     """Spec of whole rows: float32 vectors, whose gradients are wanted."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_bwd_kernel
 
-    tile = tile or _backward_tile(problem)
     rows, added, _, mean = _types(problem)
     tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32")
     _, fixed = arguments.backward(problem, tile, None, H100.sms)
@@ -122,11 +142,10 @@ def backward_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
     )
 
 
-def backward_split_spec(problem: NormProblem, tile: Tile | None = None) -> KernelSpec:
+def backward_split_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     """Spec of shared rows."""
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
-    tile = tile or _backward_tile(problem)
     rows, added, _, mean = _types(problem)
     tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", "*i32", "*fp32")
     _, fixed = arguments.backward_split(problem, tile, None, H100.sms)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tileloom.ops._op import Choice
-from tileloom.ops.rowwise.config import Tile, TritonConfig, announce, decode
+from tileloom.ops.rowwise.config import LARGEST_WIDTH, Tile, TritonConfig, announce, decode
 from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.swiglu.config import choose
@@ -34,7 +34,7 @@ _backward_plans: Plans[Plan] = Plans()
 
 def _choose(tensors: tuple[Tensor, ...], config: str) -> Choice:
     first = tensors[0]
-    if all(t.is_contiguous() for t in tensors):
+    if first.numel() <= LARGEST_WIDTH and all(t.is_contiguous() for t in tensors):
         rows = rows_of((first.numel(),), [(1,)] * len(tensors), first.dtype.itemsize)
     else:
         rows = rows_of(first.shape, [t.stride() for t in tensors], first.dtype.itemsize)
