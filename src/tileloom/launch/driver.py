@@ -42,6 +42,7 @@ _CODES = {
 _CONFIG_BYTES, _STREAM_AT = 56, 32  # of CUlaunchConfig, and of its hStream
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MOST_GRID = (2**31 - 1, 65535, 65535)
+_JOINT = 64  # how many combinations of tensor maps a launch keeps
 _contexts: dict[int, int] = {}
 _lock = threading.Lock()
 
@@ -250,8 +251,7 @@ def _attributes(
 
 
 _SOURCE = """
-def make(pack, run, recover, free, new, attributes, tables, single, result):
-    {tables}
+def make(pack, run, recover, free, new, attributes, maps, single, result):
     def launch({parameters}):
         try:
             block = free.pop()
@@ -271,6 +271,23 @@ def make(pack, run, recover, free, new, attributes, tables, single, result):
 """
 
 
+class _Joint(dict[Any, bytes]):
+    """Several tables as one: from the keys of all to their values, joined."""
+
+    def __init__(self, tables: Sequence[Mapping[Any, bytes]]) -> None:
+        super().__init__()
+        self._tables = tables
+
+    def __missing__(self, keys: Any) -> bytes:
+        each = keys if len(self._tables) > 1 else (keys,)
+        joined = b"".join([table[key] for table, key in zip(self._tables, each)])
+        with _lock:
+            if len(self) >= _JOINT:
+                del self[next(iter(self))]
+            self[keys] = joined
+        return joined
+
+
 def _single(number: float) -> float:
     """As C converts to float: beyond the largest number lies infinity."""
     return ctypes.c_float(number).value
@@ -278,13 +295,13 @@ def _single(number: float) -> float:
 
 @functools.lru_cache(maxsize=256)
 def _maker(
-    forms: tuple[str, ...], attributes: int, geometry: tuple[int, int, int] | None
+    forms: str, attributes: int, geometry: tuple[int, int, int] | None
 ) -> Callable[..., Any]:
     """Compile the launch of some values: positional, no loop, one pack, one call.
 
     Args:
-        forms: How each value that varies is packed: ``"{}"`` as it is, ``"single({})"`` converted
-            where it does not fit, ``"t0[{}]"`` as the key of a table.
+        forms: A letter for each value that varies: ``m`` the key of a tensor map, ``f`` a float of
+            32 bits, ``v`` any other.
         attributes: Number of launch attributes.
         geometry: Threads, shared bytes and cluster size where the grid varies too.
     """
@@ -297,12 +314,15 @@ def _maker(
         threads, shared_bytes, num_ctas = map(str, geometry)
         packed = [f"x * {num_ctas}", "y", "z", threads, "1", "1", shared_bytes, *packed]
         offset = 0
-    converted = [form.format(value) for form, value in zip(forms, values)]
-    plain = [v if form.startswith("single") else c for form, v, c in zip(forms, values, converted)]
-    unpacked = "".join(f"t{i}, " for i in range(len(forms)))
+    keys = [value for form, value in zip(forms, values) if form == "m"]
+    if keys:
+        packed.append(f"maps[{', '.join(keys)}]")
+    rest = [(form, value) for form, value in zip(forms, values) if form != "m"]
+    plain = [value for _, value in rest]
+    converted = [f"single({value})" if form == "f" else value for form, value in rest]
     text = _SOURCE.format(
         parameters=", ".join(parameters), offset=offset, packed=", ".join(packed + plain),
-        converted=", ".join(packed + converted), tables=f"{unpacked}= tables" if unpacked else "",
+        converted=", ".join(packed + converted),
     )  # fmt: skip
     scope: dict[str, Any] = {}
     exec(text, scope)
@@ -322,7 +342,7 @@ def packed_launch(
     num_ctas: int = 1,
     cooperative: bool = False,
     pdl: bool = False,
-    tables: Mapping[int, Mapping[Any, Any]] | None = None,
+    tables: Mapping[int, Mapping[Any, bytes]] | None = None,
     result: Any = None,
 ) -> Callable[..., Any]:
     """Prepare the launch of a kernel, so that repeating it costs one pack and one call.
@@ -340,8 +360,7 @@ def packed_launch(
         num_ctas: Blocks of a cluster, along x; the grid counts clusters then.
         cooperative: Whether all blocks must be resident together.
         pdl: Whether the kernel may start before the one ahead of it ends.
-        tables: For some parameters that vary, a table in which the value given is looked up:
-            for a tensor map, from its address to its 128 bytes.
+        tables: For tensor maps that vary, a table from the value given to its 128 bytes.
         result: What a launch returns.
 
     Returns:
@@ -352,14 +371,18 @@ def packed_launch(
     Raises:
         OptionError: If a type cannot be packed.
     """
+    tables = tables or {}
     shown = [i for i in range(len(types)) if i not in fixed]
+    looked_up = [i for i in shown if i in tables]
+    order = [*looked_up, *(i for i in shown if i not in tables)]
     codes = [slot_code(kind) for kind in types]
     attributes, count = _attributes(num_ctas, cooperative, pdl)
     start = "<QQI4x" if count else "<Q16x"
     if grid is None:
         start = "<7I4x" + start[1:]
-    pack = struct.Struct(start + "".join(codes[i] for i in shown)).pack_into
-    where, end = _addresses(codes, shown)
+    maps = f"{128 * len(looked_up)}s" if looked_up else ""
+    pack = struct.Struct(start + maps + "".join(codes[i] for i in order[len(looked_up) :]))
+    where, end = _addresses(codes, order)
     template = bytearray(end + 8 * len(types))
     x, y, z = grid or (1, 1, 1)
     struct.pack_into("<7I", template, 0, x * num_ctas, y, z, threads, 1, 1, shared_bytes)
@@ -383,14 +406,19 @@ def packed_launch(
 
     geometry = None if grid is not None else (threads, shared_bytes, num_ctas)
     address = ctypes.addressof(attributes) if attributes is not None else 0
-    found = [None if tables is None else tables.get(i) for i in shown]
-    forms = [
-        f"t{n}[{{}}]" if table is not None else "single({})" if codes[i][0] == "f" else "{}"
-        for n, (i, table) in enumerate(zip(shown, found))
-    ]
-    make = _maker(tuple(forms), count, geometry)
+    forms = ["m" if i in tables else "f" if codes[i][0] == "f" else "v" for i in shown]
+    make = _maker("".join(forms), count, geometry)
+    joint = _Joint([tables[i] for i in looked_up])
     launch = make(
-        pack, cuda.cuLaunchKernelEx, recover, [new()], new, address, found, _single, result
+        pack.pack_into,
+        cuda.cuLaunchKernelEx,
+        recover,
+        [new()],
+        new,
+        address,
+        joint,
+        _single,
+        result,
     )
     launch.__dict__["attributes"] = attributes  # alive as long as the launch that points to it
     return launch

@@ -10,12 +10,13 @@ kernel `add(x, y, n, BLOCK)`:
             return _slow(_grid, (x, y, n, BLOCK), _rest, _options)
         try:
             a0 = x.data_ptr(); a1 = y.data_ptr()
-            if not (x.is_cuda and y.is_cuda):
-                return _slow(...)
-            m = (a0 | a1) & 15
-            if m:
-                m = (not a0 & 15, not a1 & 15)
-            key = (_grid, m, x.dtype, y.dtype, n, BLOCK)
+            at = (a0, a1)
+            mask = _seen(at)
+            if mask is None:
+                if not (x.is_cuda and y.is_cuda):
+                    return _slow(...)
+                mask = _see(at)
+            key = (_grid, mask, x.dtype, y.dtype, n, BLOCK)
             entry = _get(key)
         except (AttributeError, TypeError):
             return _slow(...)
@@ -23,6 +24,8 @@ kernel `add(x, y, n, BLOCK)`:
             return _miss(key, _grid, (x, y, n, BLOCK))
         return entry(_stream(0), a0, a1)
 
+`_seen` knows addresses that were those of tensors on a GPU, and which of them 16 divides. Host and
+devices share one space of addresses, so no tensor on the host has such an address.
 Nothing in it holds a tensor. What the key has decides everything the entry was prepared for.
 """
 
@@ -38,6 +41,9 @@ from tileloom.launch.specialize import MISSING, Parameter, Unsupported, exact, i
 from tileloom.launch.tiers import ADDRESS, NUMBER
 
 TENSOR = "tensor"
+LIMIT = 1024
+"""How many launches' addresses a guard knows."""
+
 Kinds = tuple[Any, ...]
 _SCALARS = (int, bool, float, type(None))
 
@@ -197,6 +203,28 @@ def signal_tests(signals: Sequence[Any], scope: dict[str, Any]) -> list[str]:
     return tests
 
 
+class Addresses(dict[tuple[int, ...], Any]):
+    """Addresses of tensors of one launch that were seen on a GPU, and how they are aligned.
+
+    The value is 0 where 16 divides all that Triton asks of; else a tuple that says of which.
+
+    Args:
+        aligned: Which of the addresses Triton asks of.
+    """
+
+    def __init__(self, aligned: Sequence[bool]) -> None:
+        super().__init__()
+        self._aligned = aligned
+
+    def see(self, addresses: tuple[int, ...]) -> Any:
+        """Remember addresses, and return their value."""
+        asked = tuple([not a & 15 for a, is_asked in zip(addresses, self._aligned) if is_asked])
+        if len(self) >= LIMIT:
+            self.clear()
+        value = self[addresses] = 0 if all(asked) else asked
+        return value
+
+
 class _Texts:
     """The pieces of a guard's source, collected argument by argument."""
 
@@ -204,16 +232,16 @@ class _Texts:
         self.scope = scope
         self.reads: list[str] = []
         self.tests: list[str] = []
-        self.aligned: list[str] = []
+        self.on_gpu: list[str] = []
+        self.addresses: dict[str, bool] = {}
         self.key: list[str] = []
         self.values: list[str] = []
 
     def tensor(self, index: int, parameter: Parameter) -> None:
         name, address = parameter.name, f"_a{index}"
         self.reads.append(f"{address} = {name}.data_ptr()")
-        self.tests.append(f"{name}.is_cuda")
-        if parameter.specialize and parameter.align:
-            self.aligned.append(address)
+        self.on_gpu.append(f"{name}.is_cuda")
+        self.addresses[address] = parameter.specialize and parameter.align
         self.key.append(f"{name}.dtype")
         self.values.append(address)
 
@@ -231,13 +259,14 @@ class _Texts:
             fields.append("round_f32_to_tf32")
         self.tests += [
             f"type({name}) is _kind{index}",
-            f"{base}.is_cuda",
             f"{base}.dtype is {spec}.dtype",
             *(f"{name}.{field} == {spec}.{field}" for field in fields),
         ]
         if "layout" in known:
             same = f"{name}.layout is {spec}.layout or {name}.layout == {spec}.layout"
             self.tests.append(f"({same})")
+        self.on_gpu.append(f"{base}.is_cuda")
+        self.addresses[address] = False
         self.key.append(spec)
         self.values.append(address)
 
@@ -256,9 +285,15 @@ class _Texts:
         lines = list(self.reads)
         if self.tests:
             lines.append(f"if not ({' and '.join(self.tests)}): raise AttributeError")
-        if self.aligned:
-            lines.append(f"_mask = ({' | '.join(self.aligned)}) & 15")
-            each = "".join(f"not {address} & 15, " for address in self.aligned)
-            lines.append(f"if _mask: _mask = ({each})")
+        if self.addresses:
+            known = Addresses(list(self.addresses.values()))
+            self.scope |= {"_seen": known.get, "_see": known.see}
+            lines += [
+                f"_at = ({''.join(f'{address}, ' for address in self.addresses)})",
+                "_mask = _seen(_at)",
+                "if _mask is None:",
+                f"    if not ({' and '.join(self.on_gpu)}): raise AttributeError",
+                "    _mask = _see(_at)",
+            ]
             self.key.insert(0, "_mask")
         return lines
