@@ -15,17 +15,23 @@ _WHOLE_FORWARD, _WHOLE_BACKWARD = 32768, 16384
 
 
 def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
-    """Give the tiles for a problem: whole rows in registers while they fit, else shared rows."""
+    """Give the tiles for a problem: whole rows in registers while they fit, else shared rows.
+
+    As measured on an H100 on 2026-11-28; see `benchmarks/results`.
+    """
     whole = max(16, 1 << max(problem.rows.width - 1, 0).bit_length())
-    forward = backward = None
+    is_half = problem.dtype.itemsize == 2
     if whole <= _WHOLE_FORWARD:
         forward = _whole(whole, elements=32)
+    else:
+        forward = _shared(problem, target, Tile(8192, 1, 8, split=True))
     if whole <= _WHOLE_BACKWARD:
         backward = _whole(whole, elements=16)
-    return TritonConfig(
-        forward or _shared(problem, target, Tile(8192, 1, 8, split=True)),
-        backward or _shared(problem, target, Tile(4096, 1, 8, split=True)),
-    )
+    elif whole == 32768 and is_half:  # alone, but held in 16 bits
+        backward = Tile(32768, 1, 32, split=True)
+    else:
+        backward = _shared(problem, target, Tile(8192 if is_half else 4096, 1, 8, split=True))
+    return TritonConfig(forward, backward)
 
 
 def _whole(whole: int, *, elements: int) -> Tile:
