@@ -38,6 +38,7 @@ def test_mutants_cover_every_synchronising_statement():
         m.change for m in changes_of("flag_chain")
     }
     assert "memory order made relaxed" in {m.change for m in changes_of("split_sum")}
+    assert "half the arrivals expected" in {m.change for m in changes_of("named_barriers")}
     assert {m.function for m in found} == {"load_tiles", "multiply_tiles", "specialised_gemm"}
 
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection
@@ -30,6 +31,7 @@ class ChildDied(Exception):
 def _serve(pipe: Connection, function: Callable[..., None], arguments: Any) -> None:
     """Run in the child: send what the function says, then its end or its exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     os.dup2(2, 1)  # what the file prints is no answer of ours
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nobody flushes it after a death
@@ -40,6 +42,13 @@ def _serve(pipe: Connection, function: Callable[..., None], arguments: Any) -> N
         pipe.send(("raise", error))
     except Exception:
         pipe.send(("fault", traceback.format_exc()))
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def answers(function: Callable[..., None], *arguments: Any, timeout_s: float) -> Generator[Any]:

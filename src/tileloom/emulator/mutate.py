@@ -237,6 +237,8 @@ def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
         if keyword.arg == "count" and name in ("init", "arrive"):
             count = source.segment(keyword.value)
             yield source.mutant(keyword.value, f"({count}) + 1", f"count of {name} one higher")
+            if name == "init" and count != "1":
+                yield source.mutant(keyword.value, f"({count}) // 2", "half the arrivals expected")
         if keyword.arg == "pred":
             yield source.mutant(keyword.value, "True", "predicate removed")
         strong = keyword.arg == "sem" and getattr(keyword.value, "value", "") != "relaxed"
