@@ -1,5 +1,6 @@
 """Which arguments a bundled kernel takes, which variant it then is, and what is said otherwise."""
 
+import random
 import struct
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from tests.launch.bundle_fakes import (
 
 from tileloom.errors import BundleError, DeviceError, OptionError
 from tileloom.launch.bundle import load_bundle
+from tileloom.launch.bundle_arguments import choose
 from tileloom.launch.bundle_descriptor import TensorDescriptor
 from tileloom.launch.bundle_format import Parameter
 
@@ -199,3 +201,80 @@ def test_a_type_of_tritons_is_known_by_its_name(cuda, tmp_path):
     kernel[(1,)](tl.float16)
     with pytest.raises(OptionError, match="KIND is a dtype, it takes 'fp16'"):
         kernel[(1,)](tl.float32)
+
+
+def test_a_remembered_choice_is_the_one_that_would_be_made(cuda, bundle, tmp_path):
+    """Calls at random, mostly of forms that came before, against variants that differ in all."""
+
+    def form(name, number, dtype="*fp32", aligned=False, n="i32", n_aligned=False, mode=1):
+        n = Parameter("n", n, n_aligned) if n != "1" else Parameter("n", "constexpr", value=1)
+        mode = Parameter("MODE", "constexpr", optional=True, value=mode)
+        parameters = (Parameter("x", dtype, aligned), n, Parameter("f", "fp32"), mode)
+        return variant(f"k[{name}]", number, parameters=parameters)
+
+    variants = [
+        form("plain", 0),
+        form("aligned", 0, aligned=True),
+        form("half", 1, "*fp16"),
+        form("sixteen", 0, n_aligned=True),
+        form("one", 1, n="1"),
+        form("long", 1, n="i64"),
+        form("long sixteen", 0, n="i64", n_aligned=True),
+        form("true", 0, mode=True),
+        form("byte", 0, "*u8", n="u8"),
+    ]
+    kernel = handmade(tmp_path, *variants).kernel("k")
+
+    def afresh(call):
+        return choose("k", kernel._for_device(0), call)
+
+    def outcome(pick, *arguments):
+        try:
+            return pick(*arguments).name
+        except OptionError as error:
+            return str(error)
+
+    rng = random.Random(0)
+    numbers = [
+        0,
+        1,
+        2,
+        15,
+        16,
+        32,
+        255,
+        256,
+        -1,
+        -16,
+        -17,
+        2**31 - 1,
+        2**31,
+        2**40 + 1,
+        -(2**31),
+        2**63,
+        True,
+        1.0,
+    ]
+    tensors = [FakeTensor(d, a) for d in ("float32", "float16", "uint8") for a in (4096, 4100)]
+    outcomes = set()
+    for _ in range(3000):
+        call = {
+            "x": rng.choice([*tensors, 4096, 4100]),
+            "n": rng.choice(numbers),
+            "f": rng.choice([1, 0.5, True, "x"]),
+        }
+        if rng.random() < 0.7:
+            call["MODE"] = rng.choice([1, True, 1.0, "1", [1]])
+        results = [outcome(kernel._choose, 0, call), outcome(afresh, call)]
+        assert results[0] == results[1], call
+        outcomes.add(results[0])
+    assert {v.name for v in variants} <= outcomes
+
+
+def test_forms_are_forgotten_in_the_end(cuda, tmp_path, monkeypatch):
+    monkeypatch.setattr("tileloom.launch.bundle._FORMS", 5)
+    kernel = handmade(tmp_path, variant("k", parameters=(Parameter("n", "i64"),))).kernel("k")
+    for bits in range(60):
+        kernel[(1,)](1 << bits)
+        assert len(kernel._chosen) <= 5
+    assert len(cuda.launches) == 60

@@ -13,13 +13,13 @@ import contextlib
 import difflib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tileloom.errors import BundleError
 from tileloom.launch import driver
-from tileloom.launch.bundle_arguments import bind, choose, device_of
+from tileloom.launch.bundle_arguments import bind, choose, device_of, form_of
 from tileloom.launch.bundle_format import BundleFile, Variant, read_bundle
 from tileloom.launch.bundle_parameters import types_of, values_of
 
@@ -252,6 +252,8 @@ class BundledKernel:
         self.variants = sorted(variants, key=_generality)
         self._bundle = bundle
         self._on_device: dict[int, list[Variant]] = {}
+        self._exact = {name for variant in variants for name in variant.constants}
+        self._chosen: dict[tuple[int, tuple[Any, ...]], Variant] = {}
 
     def __repr__(self) -> str:
         return f"<kernel {self.name} of {self._bundle!r}>"
@@ -280,7 +282,7 @@ class BundledKernel:
         current = torch.cuda.current_device()
         index: int = current if device is None else device.index
         with _NOTHING if index == current else torch.cuda.device(index):
-            variant = choose(self.name, self._for_device(index), arguments)
+            variant = self._choose(index, arguments)
             if callable(grid):
                 grid = grid({**variant.constants, **arguments})
             whole = driver.normal_grid(grid, self.name)
@@ -289,6 +291,20 @@ class BundledKernel:
             stream = torch._C._cuda_getCurrentRawStream(index)
             values = values_of(variant.parameters, arguments)
             self._bundle.loaded(variant, index).launch(whole, stream, values)
+
+    def _choose(self, index: int, arguments: Mapping[str, Any]) -> Variant:
+        """Return the variant for a call, the known one where a call of its form has come before."""
+        form = index, form_of(arguments, self._exact)
+        try:
+            variant = self._chosen.get(form)
+        except TypeError:  # an argument that cannot be hashed
+            return choose(self.name, self._for_device(index), arguments)
+        if variant is None:
+            variant = choose(self.name, self._for_device(index), arguments)
+            if len(self._chosen) >= _FORMS:
+                self._chosen.clear()
+            self._chosen[form] = variant
+        return variant
 
     def _for_device(self, index: int) -> list[Variant]:
         """Return the variants that run on a device; if there is none, say why."""
@@ -306,6 +322,8 @@ class BundledKernel:
         self._on_device[index] = fits
         return fits
 
+
+_FORMS = 1024  # how many a kernel remembers
 
 _NOTHING = contextlib.nullcontext()
 

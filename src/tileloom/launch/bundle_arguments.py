@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tileloom.errors import DeviceError, OptionError
@@ -118,6 +118,33 @@ def choose(name: str, variants: Sequence[Variant], values: Mapping[str, Any]) ->
                 f"{' or '.join(sorted(known))}. Try: give {parameter.name}."
             )
     return fits[0]
+
+
+def form_of(values: Mapping[str, Any], exact: Collection[str]) -> tuple[Any, ...]:
+    """Return all of a call's arguments that `choose` looks at: calls of one form get one variant.
+
+    Args:
+        values: What `bind` made.
+        exact: Parameters that are a constant in some variant: of these the value itself counts.
+
+    Returns:
+        A key, which may turn out not to be hashable.
+    """
+    form: list[Any] = [*values]
+    for name, value in values.items():
+        kind = type(value)
+        if hasattr(value, "data_ptr"):
+            form += (value.dtype, value.data_ptr() & 15 == 0)
+        elif name in exact:
+            form += (kind, value)
+        elif kind is int:  # bits without the sign: what decides whether a type holds it
+            form += ((~value if value < 0 else value).bit_length(), value < 0, value & 15 == 0)
+        elif is_descriptor(value):
+            layout = getattr(value, "layout", None)
+            form += (value.base.dtype, tuple(value.block_shape), layout)
+        else:
+            form.append(kind)
+    return tuple(form)
 
 
 _SHOWN = 8
