@@ -248,7 +248,6 @@ def attention_forward(
 
     Raises:
         UnsupportedError: If an argument asks for what the operator cannot do yet.
-        GradientError: If a gradient is asked for.
     """
     who = type(module).__name__
     _refuse(who, kwargs, dropout, ignore)
@@ -259,9 +258,6 @@ def attention_forward(
         mask = _implied(who, query, key, is_causal, sliding_window)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
-    if torch.is_autocast_enabled(query.device.type):  # as SDPA does, which autocast knows
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (t.to(dtype) for t in (query, key, value))
     out = attention(query, key, value, mask=mask, bias=bias, scale=scaling)
     assert isinstance(out, torch.Tensor), "the log-sum-exp was not asked for"
     return out.transpose(1, 2).contiguous(), None

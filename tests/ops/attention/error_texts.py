@@ -14,6 +14,7 @@ import torch
 import tileloom
 from tileloom import masks
 from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
+from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 
 SAME = (2, 2, 3, 8)
 
@@ -22,6 +23,13 @@ def _call(*shapes: Any, change: Callable[..., Any] | None = None, **options: Any
     """Call with zeros of the given shapes (all SAME if none is given), changed by `change`."""
     tensors = [torch.zeros(shape) for shape in shapes or (SAME,) * 3]
     return tileloom.attention(*(change(*tensors) if change else tensors), **options)
+
+
+def _gradient(*, create_graph: bool = False, **options: Any) -> Any:
+    """Ask for the gradient of q."""
+    q = torch.zeros(SAME, requires_grad=True)
+    out = tileloom.attention(q, q, q, **options)
+    return torch.autograd.grad(out.sum(), q, create_graph=create_graph)
 
 
 def _all(dtype: torch.dtype) -> Callable[..., Any]:
@@ -59,7 +67,11 @@ CALLS: Mapping[str, Callable[[], Any]] = {
     "config is a text": lambda: _call(config="triton"),
     "portable config on the cpu": lambda: _call(config=TritonConfig(48, 64, 4, 1)),
     "hopper config on the cpu": lambda: _call(config=GluonSm90Config()),
-    "a gradient": lambda: _call(change=lambda q, k, v: (q.requires_grad_(), k, v)),
+    "backward config is a forward's": lambda: _call(backward_config=TritonConfig()),
+    "portable backward on the cpu": lambda: _gradient(
+        backward_config=TritonBackwardConfig(Tile(8, 64), Tile(64, 64, 3))
+    ),
+    "a gradient of a gradient": lambda: _gradient(create_graph=True),
 }
 
 

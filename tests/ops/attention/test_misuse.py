@@ -51,11 +51,15 @@ def test_forward_mode_is_refused():
         call(forward_ad.make_dual(q, torch.ones_like(q)))
 
 
-def test_autocast_changes_nothing():
-    q, k, v = some()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocast_casts_as_scaled_dot_product_attention_does(dtype):
+    q, k, v = some(dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = tileloom.attention(q, k, v)
-    assert torch.equal(out, tileloom.attention(q, k, v))
+        theirs = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert out.dtype == theirs.dtype
+    half = [t.to(out.dtype) for t in (q, k, v)]
+    assert torch.equal(out, tileloom.attention(*half))
 
 
 @pytest.mark.parametrize(

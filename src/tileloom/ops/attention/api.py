@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from typing import get_args
 
 import torch
 
@@ -16,18 +17,22 @@ from tileloom.errors import (
     UnknownOptionError,
     UnsupportedError,
 )
-from tileloom.ops._op import needs_gradient
+from tileloom.ops._op import has_tangent
 from tileloom.ops.attention import plan as plans
-from tileloom.ops.attention.autograd import NO_GRADIENT, attention_fwd
+from tileloom.ops.attention.autograd import attention_fwd
 from tileloom.ops.attention.config import (
     AttentionConfig,
     GluonSm90Config,
     ReferenceConfig,
     TritonConfig,
 )
+from tileloom.ops.attention.config_backward import AttentionBackwardConfig
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
 
-_OPTIONS = ("mask", "bias", "is_causal", "scale", "dropout_p", "scores", "return_lse", "config")
+_OPTIONS = (
+    *("mask", "bias", "is_causal", "scale", "dropout_p", "scores", "return_lse"),
+    *("config", "backward_config"),
+)
 _ELSEWHERE = {  # what other libraries call it
     "attn_mask": "mask= for bools, bias= for numbers",
     "attn_bias": "bias=",
@@ -38,6 +43,11 @@ _ELSEWHERE = {  # what other libraries call it
 }
 _LARGEST = torch.finfo(torch.float32).max  # the precision of the softmax
 _CONFIGS = (ReferenceConfig, TritonConfig, GluonSm90Config)
+_BACKWARD_CONFIGS = get_args(AttentionBackwardConfig)
+_NO_TANGENT = (
+    "attention: one of q, k, v and bias carries a forward-mode tangent, and there are only "
+    "reverse-mode gradients. Try: tileloom.ops.attention.attention_reference, which has both."
+)
 
 
 def attention(
@@ -53,6 +63,7 @@ def attention(
     scores: None = None,
     return_lse: bool = False,
     config: AttentionConfig | None = None,
+    backward_config: AttentionBackwardConfig | None = None,
     **unknown: object,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute softmax attention of queries over keys and values.
@@ -77,6 +88,10 @@ def attention(
         return_lse: Whether to return the log-sum-exp of each row as well.
         config: Forces a backend: a `ReferenceConfig`, `TritonConfig` or `GluonSm90Config` of
             `tileloom.ops.attention.config`. Default: the fastest that takes the problem.
+        backward_config: Forces the backend of the gradients: a `ReferenceConfig`,
+            `TritonBackwardConfig` or `GluonSm90BackwardConfig` of
+            `tileloom.ops.attention.config_backward`. Default: the fastest that takes the problem,
+            the reference after a `ReferenceConfig`.
         unknown: Any other keyword is refused with the nearest option.
 
     Returns:
@@ -91,14 +106,22 @@ def attention(
         DeviceError: If the tensors lie on different devices.
         OptionError: If an option is out of range.
         UnknownOptionError: If there is no such option.
-        GradientError: If a gradient is asked for: the backward is not there yet.
-        ConfigError: If `config` cannot run the problem; it lists the reasons.
+        GradientError: If a tensor carries a forward-mode tangent; in the backward, if a gradient of
+            the gradient is asked for (`create_graph=True`).
+        ConfigError: If `config` cannot run the problem, or, in the backward, `backward_config`; it
+            lists the reasons.
         UnsupportedError: If no backend can; it lists the reasons of each.
 
     Memory: the outputs, and a copy of `[B]` integers where key lengths are not contiguous; the
-        reference backend three tensors `[B, Hq, Lq, Lk]` more.
-    Determinism: bitwise repeatable in every backend on a GPU.
-    Gradients: none yet; `attention_reference` is differentiable.
+        reference backend three tensors `[B, Hq, Lq, Lk]` more. The backward keeps the inputs, O
+        and LSE; besides the gradients it needs `[B, Hq, Lq]` float32 (twice with a bias or in
+        float32), a copy of dO where its last dimension has a stride, and for the gradient of a
+        bias that broadcasts up to 8 MiB; the reference five tensors `[B, Hq, Lq, Lk]`.
+    Determinism: bitwise repeatable in every backend on a GPU, gradients included: no atomics.
+    Gradients: of q, k, v and bias (summed to its own shape), through O and LSE. None of the second
+        order; `attention_reference` has those.
+    Autocast: q, k and v are cast to autocast's dtype, as by
+        `torch.nn.functional.scaled_dot_product_attention`; a bias keeps its own.
     Hardware: fast on Hopper (sm_90); portable kernel from sm_80 on; the CPU by the reference.
     Source: FlashAttention (arXiv 2205.14135, 2307.08691, 2407.08608); `mem_eff_attention`.
 
@@ -107,9 +130,8 @@ def attention(
         >>> attention(q, k, v, is_causal=True).shape
         torch.Size([1, 2, 16, 32])
     """
-    is_simple = (
-        mask is None and bias is None and scores is None and dropout_p == 0.0 and not unknown
-    )
+    is_simple = mask is None and bias is None and scores is None and backward_config is None
+    is_simple = is_simple and dropout_p == 0.0 and not unknown
     key = plans.short_key(q, k, v, is_causal, scale, config) if is_simple else None
     plan = None if key is None else plans.checked(key)
     if plan is not None:
@@ -120,11 +142,12 @@ def attention(
     if not isinstance(is_causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"attention: is_causal is {is_causal!r}; it must be True or False.")
     shown = _resolve_mask(mask, is_causal)
+    q, k, v = _cast(q, k, v)
     _check_tensors(q, k, v)
     _check_extras(q, k, shown, bias)
-    scale = _check_options(q, scale, dropout_p, scores, config)
-    if needs_gradient((q, k, v, bias)):
-        raise GradientError(NO_GRADIENT)
+    scale = _check_options(q, scale, dropout_p, scores, config, backward_config)
+    if has_tangent((q, k, v, bias)):
+        raise GradientError(_NO_TANGENT)
     band = shown.band
     out, lse = attention_fwd(
         q,
@@ -139,6 +162,7 @@ def attention(
         band.right_bottom,
         scale,
         "" if config is None else config.encode(),
+        "" if backward_config is None else backward_config.encode(),
     )
     if key is not None:
         plans.note(key)
@@ -166,6 +190,20 @@ def _resolve_mask(mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:
             "tileloom.masks, or None."
         )
     return shown & causal() if is_causal else shown
+
+
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Apply autocast: floating tensors but those of float64, which it leaves alone."""
+    kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
+    if kind in ("", "meta") or not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(
+        t.to(dtype)
+        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.dtype != torch.float64  # pyright: ignore[reportUnnecessaryIsInstance]
+        else t
+        for t in tensors
+    )
 
 
 def _table(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
@@ -292,6 +330,7 @@ def _check_options(
     dropout_p: float,
     scores: object,
     config: AttentionConfig | None,
+    backward_config: AttentionBackwardConfig | None,
 ) -> float:
     if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(f"attention: dropout_p is {dropout_p!r}; it must be in 0.0 .. 1.0.")
@@ -309,6 +348,11 @@ def _check_options(
         raise OptionError(
             f"attention: config is a {type(config).__name__}; it must be one of "
             "ReferenceConfig, TritonConfig, GluonSm90Config, or None."
+        )
+    if backward_config is not None and not isinstance(backward_config, _BACKWARD_CONFIGS):
+        raise OptionError(
+            f"attention: backward_config is a {type(backward_config).__name__}; it must be one of "
+            "ReferenceConfig, TritonBackwardConfig, GluonSm90BackwardConfig, or None."
         )
     if scale is None:
         return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0

@@ -1,6 +1,6 @@
 """`tileloom::attention_fwd`: the schema, the fake, and the dispatch to a backend.
 
-There is no autograd formula yet: a gradient request is refused, never dropped.
+Its gradient is in `backward.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from tileloom.ops import _op
 from tileloom.ops.attention import plan as plans
+from tileloom.ops.attention.backward import gradient, setup_context
 from tileloom.ops.attention.config import (
     AttentionConfig,
     GluonSm90Config,
@@ -20,20 +21,14 @@ from tileloom.ops.attention.config import (
     decode,
 )
 from tileloom.ops.attention.masks import Band, Mask
-from tileloom.ops.attention.problem import AttentionProblem, Layout
+from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.reference import attention_reference
 from tileloom.target import target_of
-
-NO_GRADIENT = (
-    "attention: a gradient is asked for (one of q, k, v, bias requires grad), and the backward is "
-    "not there yet. Try: torch.no_grad() for inference, or "
-    "tileloom.ops.attention.reference.attention_reference, which is differentiable."
-)
 
 _SCHEMA = (
     "attention_fwd(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
     "SymInt? left_top, SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, "
-    "str config) -> (Tensor, Tensor)"
+    "str config, str backward_config) -> (Tensor, Tensor)"
 )
 
 
@@ -70,7 +65,9 @@ def _forward(
     right_bottom: int | None,
     scale: float,
     config: str,
+    backward_config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    del backward_config
     key = None
     if q.is_cuda:
         bounds = (left_top, right_top, left_bottom, right_bottom)
@@ -83,18 +80,7 @@ def _forward(
                 return plan.run(q, k, v, mask, bias, key_lengths)
     band = Band(left_top, right_top, left_bottom, right_bottom)
     target = target_of(q)
-    problem = AttentionProblem(
-        *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
-        dtype=q.dtype,
-        scale=scale,
-        q=Layout.of(q),
-        k=Layout.of(k),
-        v=Layout.of(v),
-        band=band,
-        has_key_lengths=key_lengths is not None,
-        has_mask=mask is not None,
-        has_bias=bias is not None,
-    )
+    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale)
     choice = choose(problem, target, decode(config))
     fast_refused = "gluon_sm90" in choice.refused and target.capability == (9, 0)
     is_slower = fast_refused and q.dtype in (torch.float16, torch.bfloat16)
@@ -161,4 +147,6 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object):  # 
     return empty_outputs(q, v)
 
 
-attention_fwd = _op.register(_SCHEMA, _forward, _fake, no_gradient=NO_GRADIENT)
+attention_fwd = _op.register(
+    _SCHEMA, _forward, _fake, setup_context=setup_context, backward=gradient
+)

@@ -6,6 +6,7 @@ texts alike.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ import torch
 
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
 from tileloom.ops._op import Choice, has_triton
-from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.problem import AttentionProblem, Layout
 from tileloom.target import Target
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -68,29 +69,13 @@ class TritonConfig:
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why: list[str] = []
-        if target.kind == "cpu":
-            why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
-        elif target.capability < (8, 0):
-            why.append(
-                f"it needs compute capability 8.0 or later, and {target.name} has "
-                f"{target.capability[0]}.{target.capability[1]}"
-            )
-        if not has_triton():
-            why.append("Triton is not installed")
-        if problem.dtype not in (*_HALF, torch.float32):
-            why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
-        if max(problem.head_dim, problem.head_dim_v) > 512:
-            why.append(f"head dims {problem.head_dim} and {problem.head_dim_v} exceed 512")
-        limit = _MAX_INT32 - self.block_m - self.block_n
-        if problem.len_q + problem.len_k > limit:
-            why.append(f"Lq + Lk is {problem.len_q + problem.len_k}, more than {limit}")
+        why = portable_reasons(problem, target, self.block_m + self.block_n)
         tiles = problem.batch * problem.heads_q * -(-problem.len_q // max(self.block_m, 1))
         if tiles > _MAX_INT32:
             why.append(f"B * Hq * ceil(Lq / block_m) is {tiles}, more than 2^31 - 1")
         why += self._faults()
         if self.num_stages > 1 and problem.dtype in _HALF:
-            why += _pipeline_reasons(target)
+            why += pipeline_reasons(target)
         if self.block_m >= 64 and problem.dtype == torch.float32 and target.capability[0] == 10:
             why.append(
                 f"block_m is {self.block_m}, and for sm_100 Triton compiles float32 products of "
@@ -181,7 +166,7 @@ class GluonSm90Config:
             why.append("Lq + Lk exceeds 2^30")
         if problem.batch * problem.heads_q * -(-problem.len_q // self.block_m) > 2**30:
             why.append("there are more than 2^30 tiles")
-        why += _tma_reasons(problem)
+        why += tma_reasons(problem)
         if target.kind != "cpu" and self.smem_bytes(problem.head_dim) > target.smem:
             why.append(
                 f"it needs {self.smem_bytes(problem.head_dim)} bytes of shared memory, and "
@@ -212,7 +197,29 @@ AttentionConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
-def _pipeline_reasons(target: Target) -> list[str]:
+def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> list[str]:
+    """Why no portable kernel, with tiles of `blocks` rows and keys together, takes a problem."""
+    why: list[str] = []
+    if target.kind == "cpu":
+        why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
+    elif target.capability < (8, 0):
+        why.append(
+            f"it needs compute capability 8.0 or later, and {target.name} has "
+            f"{target.capability[0]}.{target.capability[1]}"
+        )
+    if not has_triton():
+        why.append("Triton is not installed")
+    if problem.dtype not in (*_HALF, torch.float32):
+        why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
+    if max(problem.head_dim, problem.head_dim_v) > 512:
+        why.append(f"head dims {problem.head_dim} and {problem.head_dim_v} exceed 512")
+    limit = _MAX_INT32 - blocks
+    if problem.len_q + problem.len_k > limit:
+        why.append(f"Lq + Lk is {problem.len_q + problem.len_k}, more than {limit}")
+    return why
+
+
+def pipeline_reasons(target: Target) -> list[str]:
     """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
     from tileloom.launch import compat
 
@@ -232,22 +239,26 @@ def _pipeline_reasons(target: Target) -> list[str]:
     ]
 
 
-def _tma_reasons(problem: AttentionProblem) -> list[str]:
+def tma_reasons(problem: AttentionProblem) -> list[str]:
     """What the TMA unit asks of q, k and v (CUDA driver API, cuTensorMapEncodeTiled)."""
-    why: list[str] = []
-    sizes_q = (problem.batch, problem.heads_q, problem.len_q)
-    sizes_k = (problem.batch, problem.heads_kv, problem.len_k)
+    sizes_q = (problem.batch, problem.heads_q, problem.len_q, problem.head_dim)
+    sizes_k = (problem.batch, problem.heads_kv, problem.len_k, problem.head_dim)
     each = (("q", problem.q, sizes_q), ("k", problem.k, sizes_k), ("v", problem.v, sizes_k))
-    for name, layout, sizes in each:
-        if not layout.is_aligned:
-            why.append(f"{name} does not start at a multiple of 16 bytes")
-        if layout.strides[3] != 1 and problem.head_dim > 1:
-            why.append(f"{name}'s last dimension has stride {layout.strides[3]}, not 1")
-        bad = [s for s, n in zip(layout.strides, sizes) if n > 1 and s % 8]
-        if bad:
-            why.append(f"{name} has a stride of {bad[0]} elements, not a multiple of 16 bytes")
-        if any(s * 2 >= 2**40 for s in layout.strides):
-            why.append(f"{name} has a stride of 2^40 bytes or more")
+    return [fault for name, layout, sizes in each for fault in tma_faults(name, layout, sizes)]
+
+
+def tma_faults(name: str, layout: Layout, sizes: Sequence[int]) -> list[str]:
+    """Say why the TMA unit cannot read a half-precision tensor of four dimensions."""
+    why: list[str] = []
+    if not layout.is_aligned:
+        why.append(f"{name} does not start at a multiple of 16 bytes")
+    if layout.strides[3] != 1 and sizes[3] > 1:
+        why.append(f"{name}'s last dimension has stride {layout.strides[3]}, not 1")
+    bad = [s for s, n in zip(layout.strides[:3], sizes) if n > 1 and s % 8]
+    if bad:
+        why.append(f"{name} has a stride of {bad[0]} elements, not a multiple of 16 bytes")
+    if any(s * 2 >= 2**40 for s in layout.strides):
+        why.append(f"{name} has a stride of 2^40 bytes or more")
     return why
 
 
@@ -287,7 +298,7 @@ def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
     """Give the portable config for a problem: the largest tiles that spill no register.
 
     Found by compiling for sm_80, sm_90 and sm_100 without a GPU; not tuned on one. From sm_90 on
-    there is one stage: see `_pipeline_reasons`, and with two stages ptxas serialises every wgmma
+    there is one stage: see `pipeline_reasons`, and with two stages ptxas serialises every wgmma
     (C7515, Triton 3.6.0 to 3.9.0).
     """
     widest = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v))

@@ -10,6 +10,8 @@ import torch
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.ops.attention.config import TritonConfig, gluon_rule, padded_head_dim, triton_rule
+from tileloom.ops.attention.kernels_backward import triton_backward_specs
+from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
 from tileloom.ops.attention.masks import Band
 from tileloom.ops.attention.problem import AttentionProblem, Layout
 from tileloom.target import SMEM_BYTES, Target
@@ -22,7 +24,12 @@ _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 def shipped() -> tuple[KernelSpec, ...]:
     """Return a spec for every config that dispatch can choose, in the forms that differ most."""
-    return (*_triton_specs(), *_gluon_specs())
+    return (
+        *_triton_specs(),
+        *_gluon_specs(),
+        *_triton_backward_specs(),
+        *gluon_backward_specs(),
+    )
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,25 @@ def _triton_spec(
         num_stages=config.num_stages,
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*") and n != "bias"),
     )
+
+
+_BACKWARD_CASES = (
+    (torch.float16, 32, (_WINDOW,)),
+    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS)),
+    (torch.bfloat16, 128, (_WINDOW, _TENSORS)),
+    (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
+    (torch.bfloat16, 512, (_TENSORS,)),
+    *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (64, 128, 256, 512)),
+)
+
+
+def _triton_backward_specs() -> tuple[KernelSpec, ...]:
+    problems = [
+        (_problem(head_dim, dtype, form), form.name)
+        for dtype, head_dim, forms in _BACKWARD_CASES
+        for form in forms
+    ]
+    return tuple(triton_backward_specs(problems))
 
 
 _GLUON_CASES = (

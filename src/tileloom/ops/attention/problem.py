@@ -47,6 +47,31 @@ class AttentionProblem:
     has_mask: bool = False
     has_bias: bool = False
 
+    @staticmethod
+    def of(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        key_lengths: torch.Tensor | None,
+        band: Band,
+        scale: float,
+    ) -> AttentionProblem:
+        """Describe a call on real tensors."""
+        return AttentionProblem(
+            *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
+            dtype=q.dtype,
+            scale=scale,
+            q=Layout.of(q),
+            k=Layout.of(k),
+            v=Layout.of(v),
+            band=band,
+            has_key_lengths=key_lengths is not None,
+            has_mask=mask is not None,
+            has_bias=bias is not None,
+        )
+
     @property
     def is_empty(self) -> bool:
         """Whether the output has no element, or no key is there to be seen."""

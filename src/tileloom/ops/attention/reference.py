@@ -46,9 +46,98 @@ def attention_reference(
 
     Memory: three tensors of `[B, Hq, Lq, Lk]` in `compute_dtype`.
     Determinism: that of torch's matmul.
-    Gradients: by autograd, to any order.
+    Gradients: by autograd, to any order; `attention_reference_backward` has them as formulas.
     """
     dtype = compute_dtype or torch.promote_types(q.dtype, torch.float32)
+    scores, visible, _, v = _scores(q, k, v, mask, bias, is_causal, scale, dtype)
+    empty = ~visible.any(3, keepdim=True)
+    p = torch.softmax(scores.masked_fill(empty, 0.0), 3).masked_fill(empty, 0.0)
+    out = torch.matmul(p, v)
+    out = out if compute_dtype else out.to(q.dtype)
+    if not return_lse:
+        return out
+    scores = scores.masked_fill(empty, 0.0).to(torch.promote_types(dtype, torch.float32))
+    # Not torch.logsumexp, whose gradient exp(S - LSE) is wrong where LSE has lost the logarithm.
+    peak = scores.detach().amax(3, keepdim=True) if scores.shape[3] else scores.sum(3, keepdim=True)
+    lse = (scores - peak).exp().sum(3).log() + peak[..., 0]
+    return out, lse.masked_fill(empty[..., 0], float("-inf"))
+
+
+def attention_reference_backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    mask: Mask | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    compute_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Compute the gradients of `attention_reference` by their formulas, without autograd.
+
+        dV = P^T dO,  dP = dO V^T,  dS = P * (dP - rowsum(P * dP) + dLSE)
+        dQ = scale * dS K,  dK = scale * dS^T Q,  dbias = dS, summed where the bias broadcasts
+
+    Args:
+        dout: Gradient of the output, `[B, Hq, Lq, Dv]`.
+        dlse: Gradient of the log-sum-exp, `[B, Hq, Lq]`, or None. Ignored where a row sees no key.
+        q: Queries, `[B, Hq, Lq, D]`.
+        k: Keys, `[B, Hkv, Lk, D]`.
+        v: Values, `[B, Hkv, Lk, Dv]`.
+        mask: As in `attention_reference`; so are bias, is_causal and scale.
+        bias: See `mask`.
+        is_causal: See `mask`.
+        scale: See `mask`.
+        compute_dtype: Precision of every step; default: that of the inputs, at least float32.
+
+    Returns:
+        dq, dk, dv and dbias (None without a bias), each of its input's shape, in `compute_dtype`
+        when that is given, else in its input's dtype.
+
+    Memory: five tensors of `[B, Hq, Lq, Lk]` in `compute_dtype`.
+    Determinism: that of torch's matmul.
+    """
+    dtype = compute_dtype or torch.promote_types(q.dtype, torch.float32)
+    batch, heads, _, head_dim = q.shape
+    heads_kv, len_k = k.shape[1:3]
+    width, dtypes = v.shape[3], (q.dtype, k.dtype, v.dtype)
+    if scale is None:
+        scale = float(head_dim**-0.5) if head_dim else 1.0
+    scores, visible, k, v = _scores(q, k, v, mask, bias, is_causal, scale, dtype)
+    empty = ~visible.any(3, keepdim=True)
+    p = torch.softmax(scores.masked_fill(empty, 0.0), 3).masked_fill(~visible, 0.0)
+    dout = dout.to(dtype)
+    dp = torch.matmul(dout, v.transpose(2, 3))
+    change = -(p * dp).sum(3, keepdim=True)
+    if dlse is not None:
+        change = change + dlse.to(dtype)[..., None]
+    ds = (p * (dp + change)).masked_fill(~visible, 0.0)
+    dq = torch.matmul(ds, k) * scale
+    dk = torch.matmul(ds.transpose(2, 3), q.to(dtype)) * scale
+    dv = torch.matmul(p.transpose(2, 3), dout)
+    group = (batch, heads_kv, heads // max(heads_kv, 1), len_k)
+    dk, dv = dk.reshape(*group, head_dim).sum(2), dv.reshape(*group, width).sum(2)
+    dbias = None if bias is None else ds.sum_to_size(bias.shape)
+    if compute_dtype is None:
+        dq, dk, dv = (t.to(own) for t, own in zip((dq, dk, dv), dtypes))
+        dbias = None if bias is None or dbias is None else dbias.to(bias.dtype)
+    return dq, dk, dv, dbias
+
+
+def _scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: Mask | torch.Tensor | None,
+    bias: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Give S (hidden keys -inf), what is visible, and k and v for each query head."""
     batch, heads, len_q, head_dim = q.shape
     len_k, group = k.shape[2], heads // max(k.shape[1], 1)
     if scale is None:
@@ -64,25 +153,10 @@ def attention_reference(
         # Finite in its own dtype is finite here: only -inf hides a key.
         bias = torch.where(visible, bias.to(dtype).clamp(min=torch.finfo(dtype).min), 0.0)
     visible = visible.expand(batch, heads, len_q, len_k)
-
     seen = visible.reshape(batch, k.shape[1], group * len_q, len_k).any(2)[..., None]
     k = torch.where(seen, k.to(dtype), 0.0).repeat_interleave(group, 1)
     v = torch.where(seen, v.to(dtype), 0.0).repeat_interleave(group, 1)
     scores = torch.matmul(q.to(dtype), k.transpose(2, 3)) * scale
     if bias is not None:
         scores = scores + bias
-    scores = scores.masked_fill(~visible, float("-inf"))
-
-    empty = ~visible.any(3, keepdim=True)
-    p = torch.softmax(scores.masked_fill(empty, 0.0), 3).masked_fill(empty, 0.0)
-    out = torch.matmul(p, v)
-    out = out if compute_dtype else out.to(q.dtype)
-    if not return_lse:
-        return out
-    wide = torch.promote_types(dtype, torch.float32)
-    lse = (
-        torch.logsumexp(scores.masked_fill(empty, 0.0).to(wide), 3)
-        if len_k
-        else q.new_zeros(batch, heads, len_q, dtype=wide)
-    )
-    return out, lse.masked_fill(empty[..., 0], float("-inf"))
+    return scores.masked_fill(~visible, float("-inf")), visible, k, v

@@ -1,0 +1,188 @@
+"""`tileloom::attention_bwd`: the gradients of `tileloom::attention_fwd`, and how it keeps for them.
+
+Any backward follows any forward: all save q, k, v, O and LSE, and nothing of the scores' size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tileloom.ops import _op
+from tileloom.ops.attention.config import ReferenceConfig
+from tileloom.ops.attention.config_backward import (
+    AttentionBackwardConfig,
+    TritonBackwardConfig,
+    choose_backward,
+    decode_backward,
+)
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.reference import attention_reference_backward
+from tileloom.target import target_of
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+_NO_SECOND_GRADIENT = (
+    "attention: a gradient of its gradient is asked for (create_graph=True), and there is none. "
+    "Try: tileloom.ops.attention.attention_reference, which is differentiable to any order."
+)
+_SCHEMA = (
+    "attention_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
+    "Tensor lse, Tensor? mask, Tensor? bias, Tensor? key_lengths, SymInt? left_top, "
+    "SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, bool needs_q, "
+    "bool needs_kv, bool needs_bias, str config) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Allocate a gradient of `[B, H, L, D]`: dense, heads outside of rows or inside as they are."""
+    batch, heads, length, width = tensor.shape
+    if tensor.stride(1) < tensor.stride(2):
+        return tensor.new_empty((batch, length, heads, width)).transpose(1, 2)
+    return tensor.new_empty((batch, heads, length, width))
+
+
+def _empty_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    needs_q: bool,
+    needs_kv: bool,
+    needs_bias: bool,
+) -> Gradients:
+    """Allocate dq, dk, dv and dbias; what is not needed has no element."""
+    dq = _like(q) if needs_q else q.new_empty(0)
+    dk, dv = (_like(t) if needs_kv else t.new_empty(0) for t in (k, v))
+    dbias = q.new_empty(0) if bias is None or not needs_bias else bias.new_empty(bias.shape)
+    return dq, dk, dv, dbias
+
+
+def _backward(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    left_top: int | None,
+    right_top: int | None,
+    left_bottom: int | None,
+    right_bottom: int | None,
+    scale: float,
+    needs_q: bool,
+    needs_kv: bool,
+    needs_bias: bool,
+    config: str,
+) -> Gradients:
+    band = Band(left_top, right_top, left_bottom, right_bottom)
+    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale)
+    choice = choose_backward(problem, target_of(q), decode_backward(config))
+    _op.announce(choice)
+    needs = (needs_q, needs_kv, needs_bias and bias is not None)
+    gradients = _empty_gradients(q, k, v, bias, *needs)
+    if problem.is_empty:
+        for gradient in gradients:
+            gradient.zero_()
+        return gradients
+    wanted = [needs[0], needs[1], needs[1], needs[2]]
+    written = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted)]
+    if dout.shape[3] > 1 and dout.stride(3) != 1:  # such as that of a sum, all strides 0
+        dout = dout.contiguous()
+    run = _launcher(choice.config)
+    with _op.device_guard(q):
+        run(problem, choice.config, dout, dlse, q, k, v, out, lse, mask, bias, key_lengths,
+            *written)  # fmt: skip
+    return gradients
+
+
+def _launcher(config: AttentionBackwardConfig) -> Callable[..., None]:
+    """Import the kernels of a backend, which loads Triton, only when they run."""
+    if isinstance(config, GluonSm90BackwardConfig):
+        from tileloom.ops.attention import kernel_gluon_sm90_bwd
+
+        return kernel_gluon_sm90_bwd.launch_attention_bwd
+    if isinstance(config, TritonBackwardConfig):
+        from tileloom.ops.attention.launch_triton_bwd import launch_attention_bwd
+
+        return launch_attention_bwd
+    return _run_reference
+
+
+def _run_reference(
+    problem: AttentionProblem,
+    config: ReferenceConfig,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    *written: torch.Tensor | None,
+) -> None:
+    del config, out, lse
+    shown = Mask(problem.band, key_lengths, mask)
+    with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
+        gradients = attention_reference_backward(
+            dout, dlse, q, k, v, mask=shown, bias=bias, scale=problem.scale
+        )
+    for mine, gradient in zip(written, gradients):
+        if mine is not None and gradient is not None:
+            mine.copy_(gradient)
+
+
+def _fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
+          v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
+          bias: torch.Tensor | None, *rest: Any) -> Gradients:  # fmt: skip
+    del dout, dlse, out, lse, mask
+    return _empty_gradients(q, k, v, bias, *rest[6:9])
+
+
+attention_bwd = _op.register(_SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT)
+
+
+def setup_context(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Keep what `gradient` needs: the forward's tensors, and both of its results."""
+    q, k, v, mask, bias, key_lengths, *options, config, backward_config = inputs
+    ctx.save_for_backward(q, k, v, mask, bias, key_lengths, *output)
+    ctx.options = options
+    if not backward_config and config == ReferenceConfig().encode():
+        backward_config = config
+    ctx.backward_config = backward_config
+    ctx.set_materialize_grads(False)
+
+
+def gradient(
+    ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradient of each input of `attention_fwd`."""
+    q, k, v, mask, bias, key_lengths, out, lse = ctx.saved_tensors
+    needs_q, needs_k, needs_v, _, needs_bias = ctx.needs_input_grad[:5]
+    if dout is None:
+        dout = torch.zeros_like(out)
+    dq, dk, dv, dbias = attention_bwd(
+        dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, *ctx.options,
+        needs_q, needs_k or needs_v, needs_bias, ctx.backward_config,
+    )  # fmt: skip
+    gradients = (
+        dq if needs_q else None,
+        dk if needs_k else None,
+        dv if needs_v else None,
+        None,
+        dbias if needs_bias else None,
+    )
+    return (*gradients, *(None for _ in range(len(ctx.needs_input_grad) - len(gradients))))

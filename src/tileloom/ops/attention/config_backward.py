@@ -1,0 +1,213 @@
+"""What each backend of attention's backward supports, and which one runs.
+
+Every forward saves the same, O and LSE, so any backward follows any forward. A forward that was
+forced to the reference has the reference's backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tileloom.errors import ConfigError, UnsupportedError, bullet_list
+from tileloom.ops._op import Choice
+from tileloom.ops.attention.config import (
+    ReferenceConfig,
+    padded_head_dim,
+    pipeline_reasons,
+    portable_reasons,
+)
+from tileloom.ops.attention.config_backward_sm90 import (
+    GluonSm90BackwardConfig,
+    gluon_backward_rule,
+)
+from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.target import Target
+
+_HALF = (torch.float16, torch.bfloat16)
+_MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Sizes of one kernel of the portable backward.
+
+    Attributes:
+        block_m: Query rows of a tile, or of a step: a power of two, at least 16.
+        block_n: Keys of a step, or of a tile: a power of two, at least 16.
+        num_warps: Warps of a block: a power of two.
+        num_stages: Depth of the software pipeline.
+        chunk_d: Columns that one product of S or dP takes, a power of two, at least 16; 0 for all
+            of them. Below the head dim, blocks are read again in every step instead of kept.
+    """
+
+    block_m: int = 64
+    block_n: int = 64
+    num_warps: int = 4
+    num_stages: int = 1
+    chunk_d: int = 0
+
+    def encode(self) -> str:
+        """Return the tile as text."""
+        fields = (self.block_m, self.block_n, self.num_warps, self.num_stages, self.chunk_d)
+        return ",".join(map(str, fields))
+
+    @staticmethod
+    def decode(text: str) -> Tile:
+        """Read a tile from its text."""
+        return Tile(*(int(f) for f in text.split(",")))
+
+    def faults(self, name: str) -> list[str]:
+        """What is wrong with the tile itself; `name` is what the config calls it."""
+        why: list[str] = []
+        ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
+        for part, least, most in ranges:
+            value = getattr(self, part)
+            if value & (value - 1) or not least <= value <= most:
+                why.append(f"{name}.{part} is {value}, not a power of two in {least}..{most}")
+        if self.chunk_d and (self.chunk_d & (self.chunk_d - 1) or not 16 <= self.chunk_d <= 512):
+            why.append(f"{name}.chunk_d is {self.chunk_d}, not 0 or a power of two in 16..512")
+        if self.num_stages < 1:
+            why.append(f"{name}.num_stages is {self.num_stages}, not at least 1")
+        return why
+
+
+@dataclass(frozen=True)
+class TritonBackwardConfig:
+    """The portable backward; see `kernel_triton_bwd.py`.
+
+    Attributes:
+        dkv: The kernel that computes dK and dV.
+        dq: The kernel that computes dQ; also the sizes of those that only a bias needs.
+    """
+
+    dkv: Tile = field(default_factory=Tile)
+    dq: Tile = field(default_factory=Tile)
+    backend = "triton"
+
+    def encode(self) -> str:
+        """Return the config as the text that the operator's schema carries."""
+        return f"triton:{self.dkv.encode()};{self.dq.encode()}"
+
+    def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
+        """Return why this config cannot run the problem on the target; empty if it can."""
+        blocks = max(tile.block_m + tile.block_n for tile in (self.dkv, self.dq))
+        why = portable_reasons(problem, target, blocks)
+        tiles = (
+            ("B * Hkv * ceil(Lk / dkv.block_n)", problem.heads_kv, problem.len_k, self.dkv.block_n),
+            ("B * Hq * ceil(Lq / dq.block_m)", problem.heads_q, problem.len_q, self.dq.block_m),
+        )
+        for text, heads, length, block in tiles:
+            programs = problem.batch * heads * -(-length // max(block, 1))
+            if programs > _MAX_INT32:
+                why.append(f"{text} is {programs}, more than 2^31 - 1")
+        why += [*self.dkv.faults("dkv"), *self.dq.faults("dq")]
+        if max(self.dkv.num_stages, self.dq.num_stages) > 1 and problem.dtype in _HALF:
+            why += pipeline_reasons(target)
+        if problem.dtype == torch.float32 and target.capability[0] == 10:
+            for name, rows in (("dkv.block_n", self.dkv.block_n), ("dq.block_m", self.dq.block_m)):
+                if rows >= 64:
+                    why.append(
+                        f"{name} is {rows}, and for sm_100 Triton compiles float32 products of "
+                        "64 rows or more to TF32 (seen in the PTX of 3.7.1)"
+                    )
+        return tuple(why)
+
+
+AttentionBackwardConfig = ReferenceConfig | TritonBackwardConfig | GluonSm90BackwardConfig
+
+
+def decode_backward(text: str) -> AttentionBackwardConfig | None:
+    """Read a config from the text that the operator's schema carries; "" means: choose."""
+    backend, _, rest = text.partition(":")
+    if backend == "triton":
+        dkv, _, dq = rest.partition(";")
+        return TritonBackwardConfig(Tile.decode(dkv), Tile.decode(dq))
+    if backend == "gluon_sm90":
+        return GluonSm90BackwardConfig(*(int(field) for field in rest.split(",")))
+    return ReferenceConfig() if backend == "reference" else None
+
+
+def triton_backward_rule(problem: AttentionProblem, target: Target) -> TritonBackwardConfig:
+    """Give the portable config for a problem: the largest tiles that spill no register.
+
+    Found by compiling for sm_80, sm_90 and sm_100 without a GPU; not tuned on one. There is one
+    stage: from sm_90 on a pipeline would have to be fenced, see `pipeline_reasons`.
+    """
+    widest = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v))
+    capability = target.capability[0]
+    if problem.dtype == torch.float32:
+        return _float32_rule(widest, capability)
+    if widest > 256:
+        chunk = 32 if capability == 10 else 64
+        return TritonBackwardConfig(Tile(16, 16, 8, 1, chunk), Tile(16, 16, 8, 1, 64))
+    if problem.has_mask or problem.has_bias:
+        if widest <= 64:
+            rows = 16 if capability == 8 and widest == 64 else 32
+            return TritonBackwardConfig(Tile(rows, 64, 4), Tile(64, 32, 4))
+        if widest == 128:
+            rows = 32 if capability == 10 else 16
+            return TritonBackwardConfig(Tile(rows, 64, 8), Tile(64, 32, 8))
+        return TritonBackwardConfig(Tile(16, 32, 8, 1, 32), Tile(64, 32, 8, 1, 64))
+    if widest <= 64:
+        rows = 32 if capability == 8 and widest == 64 else 64
+        return TritonBackwardConfig(Tile(rows, 128, 8), Tile(128, 64, 8))
+    if widest == 128:
+        is_hopper = capability == 9
+        return TritonBackwardConfig(
+            Tile(32 if is_hopper else 64, 64, 8), Tile(128 if is_hopper else 64, 64, 8)
+        )
+    return TritonBackwardConfig(Tile(32, 32, 8), Tile(64, 32, 8))
+
+
+def _float32_rule(widest: int, capability: int) -> TritonBackwardConfig:
+    """Give the portable config for float32."""
+    if widest <= 64:
+        rows = 16 if capability == 10 and widest == 64 else 32
+        return TritonBackwardConfig(Tile(rows, 32, 8, 1, 16), Tile(32, 32, 8, 1, 16))
+    if widest == 128:
+        rows = 16 if capability == 10 else 32
+        return TritonBackwardConfig(Tile(16, 32, 8, 1, 16), Tile(rows, 16, 8, 1, 16))
+    return TritonBackwardConfig(Tile(16, 16, 8, 1, 16), Tile(16, 16, 8, 1, 16))
+
+
+def choose_backward(
+    problem: AttentionProblem, target: Target, config: AttentionBackwardConfig | None = None
+) -> Choice:
+    """Choose backend and config: an explicit config, else the first backend that takes the problem.
+
+    Args:
+        problem: The forward's problem.
+        target: Where.
+        config: Forces its backend.
+
+    Returns:
+        The decision with its source, and the reasons of every backend that refused.
+
+    Raises:
+        ConfigError: If an explicit config cannot run the problem.
+        UnsupportedError: If no backend can.
+    """
+    if config is not None:
+        reasons = config.reasons_against(problem, target)
+        if reasons:
+            raise ConfigError(
+                f"attention: backward_config={config} cannot run this problem: "
+                f"{'; '.join(reasons)}. Try: backward_config=None, which chooses a backend that "
+                "can."
+            )
+        return Choice("attention_bwd", config.backend, config, "explicit", {}, problem)
+    candidates: tuple[AttentionBackwardConfig, ...] = (ReferenceConfig(),)
+    if target.kind != "cpu":
+        portable = triton_backward_rule(problem, target)
+        candidates = (gluon_backward_rule(problem), portable, ReferenceConfig())
+    refused: dict[str, tuple[str, ...]] = {}
+    for candidate in candidates:
+        reasons = candidate.reasons_against(problem, target)
+        if not reasons:
+            return Choice("attention_bwd", candidate.backend, candidate, "rule", refused, problem)
+        refused[candidate.backend] = reasons
+    raise UnsupportedError(
+        f"attention: no backend takes this problem's backward.\n{bullet_list(refused)}"
+    )

@@ -1,0 +1,233 @@
+"""Launches the kernels of the portable attention backward."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import torch
+
+from tileloom.ops.attention import kernel_triton_bwd_bias as bias_kernel
+from tileloom.ops.attention import kernel_triton_bwd_rows as rows_kernel
+from tileloom.ops.attention.config import padded_head_dim
+from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
+from tileloom.ops.attention.kernel_triton_bwd import attention_dkv_kernel, attention_dq_kernel
+from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
+
+_LOG2_E = math.log2(math.e)
+_ROWS = 64
+"""Rows of a program that computes delta."""
+_SHARED_PROGRAMS = 512
+"""Programs below which several share the sum of one block of a bias's gradient."""
+
+
+def launch_attention_bwd(
+    problem: AttentionProblem,
+    config: TritonBackwardConfig,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    dbias: torch.Tensor | None,
+) -> None:
+    """Write the gradients of a problem that is not empty; dk and dv are both there, or neither.
+
+    Args:
+        problem: What `config.reasons_against` has passed.
+        config: Tile sizes.
+        dout: Gradient of O, `[B, Hq, Lq, Dv]`, unit stride in the last dimension.
+        dlse: Gradient of LSE, `[B, Hq, Lq]`, or None.
+        q: Queries, `[B, Hq, Lq, D]`, any strides; k and v likewise.
+        k: Keys, `[B, Hkv, Lk, D]`.
+        v: Values, `[B, Hkv, Lk, Dv]`.
+        out: The forward's output, `[B, Hq, Lq, Dv]`, unit stride in the last dimension.
+        lse: The forward's log-sum-exp, `[B, Hq, Lq]`, float32, contiguous.
+        mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
+        bias: Floating, broadcastable to the same, or None.
+        key_lengths: `[B]`, int32 or int64, or None.
+        dq: `[B, Hq, Lq, D]`, unit stride in the last dimension, or None.
+        dk: `[B, Hkv, Lk, D]`, unit stride in the last dimension, or None.
+        dv: `[B, Hkv, Lk, Dv]`, unit stride in the last dimension, or None.
+        dbias: Of bias's shape, contiguous, or None.
+
+    Memory: `[B, Hq, Lq]` float32, twice with a bias or in float32; for the gradient of a bias that
+        broadcasts up to 512 blocks of `dq.block_m * dq.block_n` float32.
+    """
+    shape = (problem.batch, problem.heads_q, problem.len_q)
+    delta = torch.empty(shape, dtype=torch.float32, device=q.device)
+    is_weighted = constants(problem, config.dq)["WEIGHTED"]
+    weight = torch.empty_like(delta) if is_weighted else None
+    full = (*shape, problem.len_k)
+    given = (t for t in (dout, q, k, v, out, dq, dk, dv) if t is not None)
+    vector = vector_of(16 // q.element_size(), *given)
+    mask_mode, mask_vector, mask_strides = scores_arguments(mask, full)
+    bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
+
+    values: dict[str, Any] = {
+        "do": dout,
+        "q": q,
+        "k": k,
+        "v": v,
+        "out": out,
+        "lse": lse,
+        "dlse": dlse,
+        "delta": delta,
+        "weight": weight,
+        "bias": bias,
+        "lengths": key_lengths,
+        "dq": dq,
+        "dk": dk,
+        "dv": dv,
+        "dbias": dbias,
+        "mask": None if mask is None else mask.view(torch.uint8),
+        "scale": problem.scale * (1.0 if is_weighted else _LOG2_E),
+        "scale_out": problem.scale,
+        "heads": problem.heads_q,
+        "group": problem.heads_q // problem.heads_kv,
+        "len_q": problem.len_q,
+        "len_k": problem.len_k,
+        "lengths_b": 0 if key_lengths is None else key_lengths.stride(0),
+        "VECTOR": vector,
+        "MASK_VECTOR": mask_vector,
+        "BIAS_VECTOR": bias_vector,
+        "MASK_MODE": mask_mode,
+        "BIAS_MODE": bias_mode,
+        "WEIGHTED": is_weighted,
+    }
+    tensors = {"do": dout, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
+    for name, tensor in tensors.items():
+        strides = (0, 0, 0, 0) if tensor is None else strides_of(tensor)
+        values |= {f"{name}_{x}": s // (vector or 1) for x, s in zip("bhld", strides)}
+    values |= dict(
+        zip(("dlse_b", "dlse_h", "dlse_l"), (0, 0, 0) if dlse is None else dlse.stride())
+    )
+    for name, strides in (("mask", mask_strides), ("bias", bias_strides)):
+        values |= {f"{name}_{x}": s for x, s in zip("bhqk", strides)}
+    bounds = problem.band.clamped(problem.len_q, problem.len_k)
+    values |= dict(zip(("left_top", "right_top", "left_bottom", "right_bottom"), bounds))
+
+    heads_all = problem.batch * problem.heads_q
+    row_tiles = _ceil_div(problem.len_q, config.dq.block_m)
+    delta_tiles = _ceil_div(problem.len_q, _ROWS)
+    _launch(
+        rows_kernel.attention_delta_kernel, (delta_tiles * heads_all,),
+        values | {"tiles": delta_tiles}, constants(problem, config.dq),
+    )  # fmt: skip
+    if is_weighted:
+        _launch(
+            rows_kernel.attention_weight_kernel, (row_tiles * heads_all,),
+            values | {"tiles": row_tiles}, constants(problem, config.dq), config.dq,
+        )  # fmt: skip
+    if dk is not None:
+        tiles = _ceil_div(problem.len_k, config.dkv.block_n)
+        for results in dkv_launches(problem):
+            _launch(
+                attention_dkv_kernel, (tiles * problem.batch * problem.heads_kv,),
+                values | {"tiles": tiles} | results, constants(problem, config.dkv), config.dkv,
+            )  # fmt: skip
+    is_whole = dbias is not None and dbias.numel() == heads_all * problem.len_q * problem.len_k
+    if dq is not None or is_whole:
+        dbias_vector = 16 // dbias.element_size() if dbias is not None else 1
+        if problem.len_k % dbias_vector:
+            dbias_vector = 1
+        own: dict[str, Any] = {
+            "tiles": row_tiles,
+            "dbias_l": problem.len_k // dbias_vector,
+            "DBIAS_VECTOR": dbias_vector,
+            "BIAS_GRAD": is_whole,
+        }
+        if not is_whole:
+            own["dbias"] = None
+        _launch(
+            attention_dq_kernel, (row_tiles * heads_all,), values | own,
+            constants(problem, config.dq), config.dq,
+        )  # fmt: skip
+    if dbias is not None and not is_whole:
+        _launch_dbias(problem, config.dq, values, dbias)
+
+
+def _launch_dbias(
+    problem: AttentionProblem, tile: Tile, values: dict[str, Any], dbias: torch.Tensor
+) -> None:
+    """Sum dS to the shape of a bias that broadcasts."""
+    sizes = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
+    shape = (*((1,) * (4 - dbias.dim())), *dbias.shape)
+    blocks = (1, 1, tile.block_m, tile.block_n)
+    tiles = tuple(_ceil_div(n, block) for n, block in zip(sizes, blocks))
+    is_summed = tuple(own < n for own, n in zip(shape, sizes))
+    own = tuple(1 if summed else n for summed, n in zip(is_summed, tiles))
+    over = tuple(n if summed else 1 for summed, n in zip(is_summed, tiles))
+    programs, visits = math.prod(own), math.prod(over)
+    parts = min(visits, max(1, _SHARED_PROGRAMS // programs))
+    share = _ceil_div(visits, parts)
+    parts = _ceil_div(visits, share)
+    sums = dbias
+    if parts > 1:
+        sums = torch.empty((parts, *dbias.shape), dtype=torch.float32, device=dbias.device)
+    names = bias_kernel.BIAS_ARGUMENTS
+    fixed = constants(problem, tile) | {"SUM_ROWS": is_summed[2], "SUM_KEYS": is_summed[3]}
+    _launch(
+        bias_kernel.attention_dbias_kernel, (programs, parts),
+        values | dict(zip(names, (*own, *over, share))) | {"dbias": sums}, fixed, tile,
+    )  # fmt: skip
+    if parts > 1:
+        dbias.copy_(sums.sum(0))
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def dkv_launches(problem: AttentionProblem) -> tuple[dict[str, bool], ...]:
+    """Return what each launch of the first kernel computes: both, or dV and then dK."""
+    if max(problem.head_dim, problem.head_dim_v) <= 256:
+        return ({"HAS_DK": True, "HAS_DV": True},)
+    return {"HAS_DK": False, "HAS_DV": True}, {"HAS_DK": True, "HAS_DV": False}
+
+
+def constants(problem: AttentionProblem, tile: Tile) -> dict[str, Any]:
+    """Return the kernels' constants that follow from a problem and a tile alone."""
+    block_d = padded_head_dim(problem.head_dim)
+    block_dv = padded_head_dim(problem.head_dim_v)
+    return {
+        "HEAD_DIM": problem.head_dim,
+        "HEAD_DIM_V": problem.head_dim_v,
+        "BLOCK_D": block_d,
+        "BLOCK_DV": block_dv,
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "CHUNK_D": min(block_d, tile.chunk_d or block_d),
+        "CHUNK_DV": min(block_dv, tile.chunk_d or block_dv),
+        "HAS_LENGTHS": problem.has_key_lengths,
+        "HAS_LEFT": problem.band.has_left,
+        "HAS_RIGHT": problem.band.has_right,
+        "WEIGHTED": problem.has_bias or problem.dtype == torch.float32,
+        "WEIGHS_ALL": problem.dtype == torch.float32,
+        "ROWS": _ROWS,
+    }
+
+
+def parameters(module: str, kernel: str) -> tuple[str, ...]:
+    """Return the names of a kernel's parameters."""
+    return tuple(getattr(importlib.import_module(module), kernel).arg_names)
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], values: dict[str, Any], fixed: dict[str, Any],
+    tile: Tile | None = None,
+) -> None:  # fmt: skip
+    """Launch a kernel with those of the values that it takes."""
+    every = values | fixed
+    sizes = {} if tile is None else {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+    kernel[grid](**{name: every[name] for name in kernel.arg_names}, **sizes)
