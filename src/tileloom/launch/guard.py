@@ -17,7 +17,11 @@ kernel `add(x, y, n, BLOCK)`:
                     return _slow(...)
                 mask = _see(at)
             key = (_grid, mask, x.dtype, y.dtype, n, BLOCK)
-            entry = _get(key)
+            known, entry = _last
+            if known != key:
+                entry = _get(key)
+                if entry is not None:
+                    _last = key, entry
         except (AttributeError, TypeError):
             return _slow(...)
         if entry is None:
@@ -37,7 +41,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tileloom.launch import descriptors
-from tileloom.launch.specialize import MISSING, Parameter, Unsupported, exact, is_descriptor
+from tileloom.launch.specialize import Parameter, Unsupported, exact, is_descriptor
 from tileloom.launch.tiers import ADDRESS, NUMBER
 
 TENSOR = "tensor"
@@ -128,6 +132,7 @@ class Host:
 
 _SOURCE = """
 def launch(_grid, /, {parameters}*_rest, **_options):
+    global _last
     if {refused}:
         return _slow(_grid, ({names}), _rest, _options)
     try:
@@ -135,13 +140,23 @@ def launch(_grid, /, {parameters}*_rest, **_options):
             _grid = _grid_of(_grid, ({names}))
         {body}
         _key = ({key})
-        _entry = _get(_key)
+        _known, _entry = _last
+        if _known != _key:
+            _entry = _get(_key)
+            if _entry is not None:
+                _last = _key, _entry
     except (AttributeError, TypeError):
         return _slow(_grid, ({names}), _rest, _options)
     if _entry is None:
         return _miss(_key, _grid, ({names}))
     return _entry(_stream({device}), {values})
 """
+_NOTHING = (None, None)
+
+
+def forget(guard: Callable[..., Any]) -> None:
+    """Make a guard forget the launch that it went to last."""
+    guard.__globals__["_last"] = _NOTHING
 
 
 def build(parameters: Sequence[Parameter], kinds: Kinds, host: Host) -> Callable[..., Any]:
@@ -157,7 +172,7 @@ def build(parameters: Sequence[Parameter], kinds: Kinds, host: Host) -> Callable
     """
     scope: dict[str, Any] = {
         "_slow": host.slow, "_miss": host.miss, "_get": host.get, "_grid_of": host.grid_of,
-        "_stream": host.stream, "_device": host.device, "_missing": MISSING,
+        "_stream": host.stream, "_device": host.device, "_last": _NOTHING,
     }  # fmt: skip
     refused = ["_rest", "_options", *signal_tests(host.signals, scope)]
     texts = _Texts(scope)
@@ -247,7 +262,6 @@ class _Texts:
 
     def descriptor(self, index: int, name: str, kind: type) -> None:
         spec, base, address = f"_s{index}", f"_b{index}", f"_a{index}"
-        self.scope[f"_kind{index}"] = kind
         self.reads += [
             f"{spec} = {name}._tileloom_spec",
             f"{base} = {name}.base",
@@ -258,7 +272,6 @@ class _Texts:
         if "round_f32_to_tf32" in known:
             fields.append("round_f32_to_tf32")
         self.tests += [
-            f"type({name}) is _kind{index}",
             f"{base}.dtype is {spec}.dtype",
             *(f"{name}.{field} == {spec}.{field}" for field in fields),
         ]

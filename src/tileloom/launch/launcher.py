@@ -77,6 +77,8 @@ class Launcher:
         with self._lock:
             self._call = self._first
             self._is_decided = False
+            for made in self._guards.values():
+                guard.forget(made)
             for table in (self._table, self._seen, self._variants, self._guards):
                 table.clear()
 
