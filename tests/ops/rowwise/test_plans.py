@@ -20,10 +20,10 @@ from tileloom.ops.rowwise.swiglu import swiglu
 
 def test_a_key_tells_apart_what_a_plan_depends_on():
     x = torch.empty(4, 6)
-    others = [torch.empty(6, 4), x.half(), x.t().contiguous().t(), x.to("meta"), x[:, :5]]
-    others += [x[:1, :1].expand(4, 6), x.to_sparse()]
+    others = [torch.empty(6, 4), x.half(), x.t().contiguous().t(), x[:, :5]]
+    others += [x[:1, :1].expand(4, 6), torch.empty(25)[1:].view(4, 6)]
     keys = {layout_key(t) for t in (x, None, *others)}
-    assert len(keys) == 9
+    assert len(keys) == 8
     assert layout_key(torch.empty(4, 6)) == layout_key(x)
 
 

@@ -1,14 +1,14 @@
 """What a call decided is kept, so that the same call again allocates and launches, nothing more.
 
 A plan is made from arguments that passed every check; its key is all that the checks, the choice of
-a backend and the kernels' arguments depend on. Data pointers are not among it: the launcher looks
-at their alignment itself.
+a backend and the kernels' arguments depend on. Of the data pointers that is their alignment.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Hashable, Sequence
+from itertools import compress
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,10 +21,13 @@ MOST_PLANS = 4096
 
 
 def layout_key(tensor: torch.Tensor | None) -> Hashable:
-    """What a plan depends on in one tensor: shape, strides, dtype, device, dense or sparse."""
+    """What a plan depends on in one tensor: all but its address, of which only the alignment."""
     if tensor is None:
         return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout
+    return (
+        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout,
+        tensor.data_ptr() & 15,
+    )  # fmt: skip
 
 
 def plan_key(tensors: Sequence[torch.Tensor | None], *rest: Hashable) -> Hashable:
@@ -74,11 +77,6 @@ class Plans(Generic[P]):
         return plan
 
 
-def is_current_device(tensor: torch.Tensor) -> bool:
-    """Whether a CUDA tensor lies on the current device, so that no device guard is needed."""
-    return torch._C._cuda_getDevice() == tensor.get_device()
-
-
 def launcher(kernel: Any, num_warps: int) -> Any:
     """Return the one `tileloom.launch` launcher of a kernel with so many warps."""
     from tileloom.launch.launcher import prepare
@@ -93,23 +91,37 @@ _launchers: dict[tuple[Any, int], Any] = {}
 
 
 class Launch:
-    """A kernel, its grid and the arguments that a plan has fixed, ready to be launched."""
+    """A kernel, its grid and the arguments that a plan has fixed, ready to be launched.
 
-    __slots__ = ("_fixed", "_grid", "_launcher")
+    Its first tensors decide which are given; all later ones must be like them, in alignment as
+    well, which is why a plan's key has it.
+    """
+
+    __slots__ = ("_bound", "_fixed", "_given", "_grid", "_launcher")
 
     def __init__(self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...]) -> None:
         self._launcher = launcher(kernel, num_warps)
         self._grid = (programs,)
         self._fixed = fixed
+        self._given: tuple[bool, ...] = ()
+        self._bound: Any = None
 
     def __call__(self, *varying: Any) -> None:
-        """Launch on the current device; `varying` are the kernel's first arguments."""
-        self._launcher[self._grid](*varying, *self._fixed)
+        """Launch where the first of `varying` lies; they are the kernel's first arguments."""
+        first = varying[0]
+        if first.is_cuda and torch._C._cuda_getDevice() != first.get_device():
+            with torch.cuda.device(first.device):
+                self(*varying)
+            return
+        if self._bound is None:
+            self._given = tuple(v is not None for v in varying)
+            self._bound = self._launcher.bind(self._grid, *varying, *self._fixed)
+        self._bound.launch(*compress(varying, self._given))
 
 
 def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     """Make a tensor's GPU the current one inside a `with` block; free where it is already."""
-    if not tensor.is_cuda or is_current_device(tensor):
+    if not tensor.is_cuda or torch._C._cuda_getDevice() == tensor.get_device():
         return _NOTHING
     return torch.cuda.device(tensor.device)
 

@@ -77,8 +77,4 @@ def layer_norm(
     """
     if unknown:
         raise unknown_option("layer_norm", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
-
-    def operator(eps: float, config: str) -> tuple[torch.Tensor, ...]:
-        return layer_norm_fwd(x, weight, bias, residual, eps, config)
-
-    return call("layer_norm", operator, x, weight, bias, residual, eps, config)
+    return call("layer_norm", layer_norm_fwd, x, weight, bias, residual, eps, config)

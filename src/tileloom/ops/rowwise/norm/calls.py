@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tileloom.errors import OptionError
+from tileloom.ops._op import is_eager
 from tileloom.ops.rowwise.checks import check_alike, check_config, check_rows, check_vector
-from tileloom.ops.rowwise.config import RowConfig, announce
+from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.norm.plans import (
     Results,
     forward_key,
     forward_plan,
     forward_plans,
 )
-from tileloom.ops.rowwise.plans import is_short
 
 Tensor = torch.Tensor
 
@@ -48,7 +48,7 @@ def check(
 
 def call(
     op: str,
-    operator: Callable[[float, str], tuple[Tensor, ...]],
+    operator: Callable[..., tuple[Tensor, ...]],
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -62,8 +62,8 @@ def call(
 
     Args:
         op: The public function's name.
-        operator: Calls the operator with eps and the config's text; its first results are the
-            output and the stream.
+        operator: `(x, weight, bias, residual, eps, config text)`; its first results are the output
+            and the stream.
         x: As the user gave it, unchecked; so are the others.
         weight: `[n]` or None.
         bias: `[n]` or None.
@@ -75,22 +75,23 @@ def call(
         The output; with a residual the stream as well.
     """
     tensors = (x, weight, bias, residual)
-    goes_short = is_short(tensors)
-    key = forward_key(op, *tensors, eps, config, False) if goes_short else None
-    plan = forward_plans.get(key)
+    key = plan = None
+    saves = False
+    text: Any = "" if config is None else config.encode() if isinstance(config, CONFIGS) else None
+    if isinstance(x, torch.Tensor) and is_eager(tensors):
+        saves = torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors)
+        key = forward_key(op, x, weight, bias, residual, eps, text, saves)
+        plan = forward_plans.get(key)
     if plan is None:
         check(op, *tensors, eps, config)
-        text = "" if config is None else config.encode()
-        if not goes_short:
-            return _given(operator(eps, text), residual)
-        plan = forward_plan(op, *tensors, float(eps), text, saves=False)
-        announce(plan.choice, plan.choice.problem)
-        forward_plans.put(key, plan)
-    return _given(plan.run(x, weight, bias, residual), residual)
-
-
-def _given(results: Sequence[Tensor | None], residual: Tensor | None) -> Any:
-    """What the public function returns: the output; with a residual the stream as well."""
+        if key is not None and not saves:
+            plan = forward_plan(op, *tensors, float(eps), text, saves=False)
+            announce(plan.choice, plan.choice.problem)
+            forward_plans.put(key, plan)
+    if plan is None or saves:
+        results: Any = operator(*tensors, eps, text)
+    else:
+        results = plan.run(x, weight, bias, residual)
     return results[0] if residual is None else (results[0], results[1])
 
 

@@ -13,7 +13,7 @@ from tileloom.ops.rowwise.norm import arguments
 from tileloom.ops.rowwise.norm.config import choose, parts_of
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
-from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, on_device, plan_key
+from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.target import Target, target_of
 
@@ -43,9 +43,10 @@ def forward_key(
     """
     try:
         return (
-            op, x.shape, x.stride(), x.dtype, x.device, x.layout,
+            op, x.shape, x.stride(), x.dtype, x.device, x.layout, x.data_ptr() & 15,
             None if weight is None else (
-                weight.shape, weight.stride(), weight.dtype, weight.device, weight.layout
+                weight.shape, weight.stride(), weight.dtype, weight.device, weight.layout,
+                weight.data_ptr() & 15,
             ),
             None if bias is None else layout_key(bias),
             None if residual is None else layout_key(residual),
@@ -148,8 +149,7 @@ def _whole_forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
     ) -> Results:
         out, stream, mean, rstd = results = _outputs(problem, x, saves)
-        with on_device(x):
-            launch(x, residual, weight, bias, out, stream, mean, rstd)
+        launch(x, residual, weight, bias, out, stream, mean, rstd)
         return results
 
     return run
@@ -178,9 +178,8 @@ def _split_forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
     ) -> Results:
         out, stream, mean, rstd = results = _outputs(problem, x, saves)
-        with on_device(x):
-            place = _meeting_place(problem, tile, x)
-            launch(x, residual, weight, bias, out, stream, mean, rstd, *place)
+        place = _meeting_place(problem, tile, x)
+        launch(x, residual, weight, bias, out, stream, mean, rstd, *place)
         return results
 
     return run
@@ -295,10 +294,9 @@ def _whole_backward(
     ) -> Results:  # fmt: skip
         dh = torch.empty_like(h)
         partial, dweight, dbias = _vectors(problem, programs, weight, bias)
-        with on_device(h):
-            launch(grad, stream_grad, h, weight, mean, rstd, dh, partial)
-            if partial is not None:
-                sum_shares(partial, dweight, dbias)
+        launch(grad, stream_grad, h, weight, mean, rstd, dh, partial)
+        if partial is not None:
+            sum_shares(partial, dweight, dbias)
         return dh, dweight, dbias
 
     return run
@@ -321,11 +319,10 @@ def _split_backward(
     ) -> Results:  # fmt: skip
         dh = torch.empty_like(h)
         partial, dweight, dbias = _vectors(problem, groups, weight, bias)
-        with on_device(h):
-            place = _meeting_place(problem, tile, h)
-            launch(grad, stream_grad, h, weight, mean, rstd, dh, partial, *place)
-            if partial is not None:
-                sum_shares(partial, dweight, dbias)
+        place = _meeting_place(problem, tile, h)
+        launch(grad, stream_grad, h, weight, mean, rstd, dh, partial, *place)
+        if partial is not None:
+            sum_shares(partial, dweight, dbias)
         return dh, dweight, dbias
 
     return run

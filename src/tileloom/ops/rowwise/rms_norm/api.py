@@ -21,6 +21,19 @@ _ELSEWHERE = {  # what other libraries call it
 }
 
 
+def _operator(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: None,
+    residual: torch.Tensor | None,
+    eps: float,
+    config: str,
+) -> tuple[torch.Tensor, ...]:
+    """Call the operator as layer norm's is called."""
+    del bias
+    return rms_norm_fwd(x, weight, residual, eps, config)
+
+
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,
@@ -79,8 +92,4 @@ def rms_norm(
         raise unknown_option("rms_norm", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
     if eps is None:
         eps = default_eps(x.dtype) if isinstance(x, torch.Tensor) else 0.0
-
-    def operator(eps: float, config: str) -> tuple[torch.Tensor, ...]:
-        return rms_norm_fwd(x, weight, residual, eps, config)
-
-    return call("rms_norm", operator, x, weight, None, residual, eps, config)
+    return call("rms_norm", _operator, x, weight, None, residual, eps, config)

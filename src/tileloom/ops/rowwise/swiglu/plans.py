@@ -10,7 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import LARGEST_WIDTH, Tile, TritonConfig, announce, decode
-from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
+from tileloom.ops.rowwise.plans import Launch, Plans, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.swiglu.config import choose
 from tileloom.ops.rowwise.swiglu.problem import SwigluProblem
@@ -87,8 +87,7 @@ def forward_plan(gate: Tensor, up: Tensor, config: str) -> Plan:
 
         def run(gate: Tensor, up: Tensor) -> Tensor:
             out = torch.empty_like(gate)
-            with on_device(gate):
-                launch(gate, up, out)
+            launch(gate, up, out)
             return out
 
     plan = Plan(choice, run)
@@ -128,8 +127,7 @@ def backward_plan(grad: Tensor, gate: Tensor, up: Tensor, config: str) -> Plan:
 
         def run(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
             dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-            with on_device(gate):
-                launch(gate, up, grad, dgate, dup)
+            launch(gate, up, grad, dgate, dup)
             return dgate, dup
 
     plan = Plan(choice, run)
