@@ -65,9 +65,7 @@ class _Counted:
 @pytest.fixture
 def short(monkeypatch):
     """Calls go straight to their plans, as on a GPU; gives the counted checks of the norms."""
-    monkeypatch.setattr(
-        norm_calls, "is_short", lambda tensors: isinstance(tensors[0], torch.Tensor)
-    )
+    monkeypatch.setattr(norm_calls, "is_eager", lambda tensors: True)
     monkeypatch.setattr(norm_calls, "forward_plans", Plans())
     counted = _Counted(norm_calls.check)
     monkeypatch.setattr(norm_calls, "check", counted)
