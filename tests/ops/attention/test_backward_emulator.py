@@ -57,16 +57,18 @@ def play(case, config, level, schedules=SCHEDULES, arch="sm_90a"):
 
 
 _WINDOW = cases.lengths(90, 41, dtype=torch.int32, then=masks.window(40, 3, anchor="bottom_right"))
-_SIZES = (2, 4, 2, 70, 90, 32, 32)
+_SIZES = (2, 2, 1, 70, 90, 32, 32)
 FORMS = [
     AttentionCase("full", (1, 2, 1, 70, 90, 40, 24), BF16),
     AttentionCase("causal", (1, 2, 2, 70, 90, 32, 32), options={"is_causal": True}),
     AttentionCase("window-lengths", _SIZES, BF16, mask=_WINDOW),
-    AttentionCase("mask-nan", _SIZES, mask=cases.visible((4, 70, 90)), hide=slice(33, 61)),
-    AttentionCase("bias", _SIZES, bias=cases.added((2, 4, 70, 90), layout="unaligned")),
-    AttentionCase("bias-of-heads", _SIZES, bias=cases.added((4, 70, 90))),
-    AttentionCase("bias-of-keys", _SIZES, bias=cases.added((4, 1, 90)), mask=_WINDOW),
-    AttentionCase("bias-of-all", _SIZES, bias=cases.added((1,))),
+    AttentionCase("mask-nan", _SIZES, mask=cases.visible((2, 70, 90)), hide=slice(33, 61)),
+    AttentionCase(
+        "bias", _SIZES, bias=cases.added((2, 2, 70, 90), layout="unaligned"), mask=_WINDOW
+    ),
+    AttentionCase("bias-of-heads", _SIZES, bias=cases.added((2, 70, 90))),
+    AttentionCase("bias-of-keys", _SIZES, bias=cases.added((2, 1, 90)), mask=_WINDOW),
+    AttentionCase("bias-of-all", _SIZES, bias=cases.added((1, 1))),
     AttentionCase("strided", _SIZES, FP16, ("last_strided", "transposed", "expanded")),
     AttentionCase(
         "float", (1, 2, 1, 40, 50, 24, 24), FP32, options={"is_causal": True},
@@ -128,7 +130,11 @@ def test_a_sums_gradient_of_stride_0_is_taken():
         assert torch.equal(result, right)
 
 
-def test_a_few_programs_share_a_broadcast_bias():
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (90,), ()])
+def test_a_few_programs_share_a_broadcast_bias(shape):
     """More blocks of scores than programs, so that partial sums are added up."""
-    case = AttentionCase("shared", (2, 4, 4, 70, 90, 16, 16), FP16, bias=cases.added((1, 4, 1, 1)))
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0)).half()
+    case = AttentionCase(
+        "shared", (2, 4, 4, 70, 90, 16, 16), FP16, bias=lambda case, device: values.to(device)
+    )
     play(case, TritonBackwardConfig(Tile(16, 16, 4), Tile(16, 16, 4)), "ttgir", [("late", 0)])

@@ -55,7 +55,7 @@ def exact_products():
 def compiled(request):
     """Most kernels, compiled by several processes before the first test (unless few are asked)."""
     if len(request.session.items) > 50 and "PYTEST_XDIST_WORKER" not in os.environ:
-        warm.in_processes(min(12, os.cpu_count() or 1))
+        warm.in_processes(min(12, os.cpu_count() or 1), __name__)
 
 
 @pytest.fixture(params=["triton", "gluon_sm90"])
@@ -95,6 +95,15 @@ def judge(case: AttentionCase, backend: str) -> None:
     config = config_for(backend, inputs)
     out, lse = run(inputs, config)
     cases.check(inputs, out, lse)
+
+
+def warm_one(case: AttentionCase) -> None:
+    """Compile what a case needs."""
+    inputs = case.inputs("cuda")
+    problem, target = cases.problem_of(inputs), target_of(inputs.q)
+    for config in (triton_rule(problem, target), gluon_rule(problem)):
+        if not config.reasons_against(problem, target):
+            tileloom.attention(inputs.q, inputs.k, inputs.v, **inputs.options, config=config)
 
 
 _SHARED = [case for group in cases.GROUPS.values() for case in group]

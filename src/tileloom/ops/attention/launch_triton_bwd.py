@@ -149,6 +149,8 @@ def launch_attention_bwd(
         }
         if not is_whole:
             own["dbias"] = None
+        elif dbias is not None and (problem.has_key_lengths or not problem.band.is_unbounded):
+            dbias.zero_()  # no program comes to blocks that are hidden
         _launch(
             attention_dq_kernel, (row_tiles * heads_all,), values | own,
             constants(problem, config.dq), config.dq,

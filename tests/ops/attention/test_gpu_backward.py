@@ -1,0 +1,329 @@
+"""Attention backward on a real GPU: every backend, judged by the accuracy rule.
+
+What a backend refuses is skipped with its own reasons. Gradients are allocated full of NaN between
+canaries; a second run of the portable kernels must give the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.ops.attention import cases, gradients, warm
+from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
+
+import tileloom
+from tileloom import masks
+from tileloom.ops import record_choices
+from tileloom.ops.attention.config_backward import (
+    AttentionBackwardConfig,
+    gluon_backward_rule,
+    triton_backward_rule,
+)
+from tileloom.target import target_of
+from tileloom.testing import poisoned_memory
+
+pytestmark = pytest.mark.gpu
+
+_CAUSAL = {"is_causal": True}
+_BOTTOM_RIGHT = masks.causal("bottom_right")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact_products():
+    """References and baselines in full precision."""
+    matmul = torch.backends.cuda.matmul
+    names = (
+        "allow_tf32",
+        "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction",
+    )
+    before = {name: getattr(matmul, name) for name in names}
+    for name in names:
+        setattr(matmul, name, False)
+    yield
+    for name, value in before.items():
+        setattr(matmul, name, value)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled(request):
+    """Most kernels, compiled by several processes before the first test (unless few are asked)."""
+    if len(request.session.items) > 50 and "PYTEST_XDIST_WORKER" not in os.environ:
+        warm.in_processes(min(14, os.cpu_count() or 1), __name__)
+
+
+@pytest.fixture(params=["triton", "gluon_sm90"])
+def backend(request) -> str:
+    return request.param
+
+
+def config_for(backend: str, inputs: cases.Inputs) -> AttentionBackwardConfig:
+    """The backend's config for a call; skips with the reasons why there is none."""
+    problem, target = cases.problem_of(inputs), target_of(inputs.q)
+    rule: Any
+    rule = (
+        triton_backward_rule(problem, target)
+        if backend == "triton"
+        else gluon_backward_rule(problem)
+    )
+    reasons = rule.reasons_against(problem, target)
+    if reasons:
+        pytest.skip(f"{backend}: {'; '.join(reasons)}")
+    return rule
+
+
+def run(
+    inputs: cases.Inputs, given: gradients.Upstream, config: AttentionBackwardConfig
+) -> list[torch.Tensor]:
+    """The gradients that a user gets; of two runs that agree to the bit if the kernels say so."""
+    results: list[list[torch.Tensor]] = []
+    for _ in range(2 if config.backend == "triton" else 1):
+        with record_choices() as made, poisoned_memory():
+            results.append(gradients.of_attention(inputs, given, backward_config=config))
+            torch.cuda.synchronize()
+        assert made[-1].config == config
+    for a, b in zip(results[0], results[-1]):
+        assert torch.equal(a, b)
+    return results[0]
+
+
+def judge(case: AttentionCase, backend: str) -> None:
+    inputs = case.inputs("cuda")
+    given = gradients.upstream(inputs)
+    gradients.check(inputs, given, run(inputs, given, config_for(backend, inputs)))
+
+
+def warm_one(case: AttentionCase) -> None:
+    """Compile what a case needs."""
+    inputs = case.inputs("cuda")
+    given = gradients.upstream(inputs)
+    problem, target = cases.problem_of(inputs), target_of(inputs.q)
+    for config in (triton_backward_rule(problem, target), gluon_backward_rule(problem)):
+        if not config.reasons_against(problem, target):
+            gradients.of_attention(inputs, given, backward_config=config)
+
+
+_SHARED = [case for group in cases.GROUPS.values() for case in group]
+_BF16_NAMES = ("A2-blind-rows", "top-left", "lengths-window", "everything", "mask-nan")
+_IN_BF16 = [replace(case, dtype=BF16) for case in _SHARED if case.name in _BF16_NAMES]
+
+
+@pytest.mark.parametrize("case", [*_SHARED, *_IN_BF16], ids=lambda case: case.id)
+def test_the_shared_cases_are_right(case, backend):
+    judge(case, backend)
+
+
+def _dims() -> list[AttentionCase]:
+    each = (
+        (FP16, (8, 24, 64, 72, 80, 96, 128, 200, 256, 512)),
+        (BF16, (40, 64, 128, 256)),
+        (FP32, (8, 64, 72, 128, 256, 512)),
+    )
+    return [
+        *(
+            AttentionCase("dims", (1, 4, 2, 200, 300, d, d), dtype, options=_CAUSAL)
+            for dtype, ds in each
+            for d in ds
+        ),
+        AttentionCase("A22-real", (1, 8, 4, 1023, 1023, 512, 512), BF16, options=_CAUSAL),
+        AttentionCase("values", (1, 4, 2, 200, 300, 192, 128), BF16, options=_CAUSAL),
+    ]
+
+
+_DIMS = _dims()
+
+
+@pytest.mark.parametrize("case", _DIMS, ids=lambda case: case.id)
+def test_every_head_dim_is_right(case, backend):
+    judge(case, backend)
+
+
+def _faults() -> list[AttentionCase]:
+    """Where PyTorch's memory-efficient attention is wrong: M1, M2, M4 and M7 of the seed's page."""
+    window = masks.window(31, 0, anchor="bottom_right")
+    return [
+        *(
+            AttentionCase("M1", (1, 2, 2, q, k, 64, 64), BF16, mask=cases.shown_by(_BOTTOM_RIGHT))
+            for q, k in ((100, 90), (200, 137), (130, 66))
+        ),
+        *(
+            AttentionCase("M2", (1, 2, 2, q, k, 64, 64), BF16, mask=cases.shown_by(window))
+            for q, k in ((256, 128), (128, 256))
+        ),
+        AttentionCase("M4", (70000, 1, 1, 17, 33, 16, 16), bias=cases.added((70000, 1, 17, 33))),
+        AttentionCase("M4", (70000, 1, 1, 17, 33, 16, 16), bias=cases.added((17, 33))),
+        AttentionCase("M7", (1, 2, 2, 300, 100, 64, 192), BF16, mask=cases.shown_by(_BOTTOM_RIGHT)),
+    ]
+
+
+_FAULTS = _faults()
+
+
+@pytest.mark.parametrize("case", _FAULTS, ids=lambda case: case.id)
+def test_where_memory_efficient_attention_is_wrong(case, backend):
+    judge(case, backend)
+
+
+_SHAPES = [
+    (1, 1),
+    (1, 300),
+    (200, 1),
+    (4, 1, 1),
+    (2, 1, 1, 300),
+    (1, 4, 200, 300),
+    (2, 4, 200, 300),
+]
+
+
+def _biased(shape: tuple[int, ...], dtype: torch.dtype, bias_dtype: torch.dtype) -> AttentionCase:
+    bias = cases.added(shape, dtype=bias_dtype)
+    mask = cases.lengths(300, 170, then=_BOTTOM_RIGHT)
+    return AttentionCase("bias", (2, 4, 2, 200, 300, 64, 64), dtype, mask=mask, bias=bias)
+
+
+@pytest.mark.parametrize("shape", _SHAPES, ids=str)
+@pytest.mark.parametrize("bias_dtype", [BF16, FP32])
+def test_biases_that_broadcast_are_right(shape, bias_dtype):
+    judge(_biased(shape, BF16, bias_dtype), "triton")
+
+
+COMPILED = [
+    *_DIMS,
+    *_FAULTS,
+    *(_biased(shape, BF16, dtype) for shape in _SHAPES for dtype in (BF16, FP32)),
+    *_IN_BF16,
+    *_SHARED,
+]
+
+
+_LENGTHS = (1, 63, 64, 65, 127, 128, 129, 257, 1000)
+
+
+@pytest.mark.parametrize("form", ["full", "causal", "window"])
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("len_q", _LENGTHS)
+def test_lengths_around_the_tiles_edges_are_right(len_q, dim, form, backend):
+    mask = {
+        "full": None,
+        "causal": _BOTTOM_RIGHT,
+        "window": masks.window(70, 130, anchor="bottom_right"),
+    }[form]
+    for len_k in (_LENGTHS[(_LENGTHS.index(len_q) * 3 + 4) % len(_LENGTHS)], len_q, 192, 321):
+        extra = None if mask is None else cases.shown_by(mask)
+        judge(AttentionCase(form, (2, 2, 1, len_q, len_k, dim, dim), BF16, mask=extra), backend)
+
+
+@pytest.mark.parametrize("anchor", ["top_left", "bottom_right"])
+@pytest.mark.parametrize(("len_q", "len_k"), [(300, 700), (700, 300)])
+@pytest.mark.parametrize(("left", "right"), [(0, 0), (100, 31), (128, None), (None, 64)])
+def test_windows_with_lengths_are_right(left, right, len_q, len_k, anchor, backend):
+    window = masks.window(left, right, anchor=anchor)
+    mask = cases.lengths(0, 129, len_k, len_k + 99, dtype=torch.int32, then=window)
+    judge(AttentionCase("window", (4, 2, 2, len_q, len_k, 64, 64), FP16, mask=mask), backend)
+
+
+def test_a1_columns_of_finfo_min_at_full_size():
+    bias = cases.added(
+        (1, 1, 441, 441), is_zero=True, columns=(slice(0, 128), torch.finfo(FP32).min)
+    )
+    judge(AttentionCase("A1-real", (8, 12, 12, 441, 441, 64, 64), FP32, bias=bias), "triton")
+
+
+def test_a9_offsets_beyond_two_to_the_31(backend):
+    """K and V stored length first: the last key of a batch lies 3e9 elements from its first."""
+    batch, len_k, dim = 1000, 24000, 128
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def stored() -> torch.Tensor:
+        made = torch.empty((len_k, batch, dim), dtype=BF16, device="cuda")
+        return made.normal_(generator=generator).permute(1, 0, 2)[:, None]
+
+    q = torch.randn((batch, 1, 256, dim), dtype=BF16, device="cuda", generator=generator)
+    inputs = cases.Inputs(q, stored(), stored(), {})
+    config = config_for(backend, inputs)
+    given = gradients.upstream(inputs, with_lse=False)
+    results = gradients.of_attention(inputs, given, backward_config=config)
+    for place in (0, batch - 1):
+        part = slice(place, place + 1)
+        cut = cases.Inputs(q[part], inputs.k[part], inputs.v[part], {})
+        own = gradients.Upstream(given.dout[part], None)
+        gradients.check(cut, own, [t[part] for t in results])
+
+
+def test_a8_gradient_of_a_bias_beyond_two_to_the_32():
+    """A bias, its gradient and a mask of more than 2^32 elements; judged on first and last rows."""
+    length, dim = 65600, 32
+    inputs = AttentionCase("A8", (1, 1, 1, length, length, dim, dim), BF16).inputs("cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+    bias = torch.empty((length, length), dtype=BF16, device="cuda").normal_(generator=generator)
+    mask = torch.ones((length, length), dtype=torch.bool, device="cuda")
+    mask[:, ::3] = False
+    whole = cases.Inputs(inputs.q, inputs.k, inputs.v, {"bias": bias, "mask": mask})
+    given = gradients.upstream(whole)
+    dq, _, _, dbias = gradients.of_attention(
+        whole, given, backward_config=config_for("triton", whole)
+    )
+    for rows in (slice(0, 64), slice(length - 64, length)):
+        options = {"bias": bias[rows], "mask": mask[rows]}
+        cut = cases.Inputs(inputs.q[:, :, rows], inputs.k, inputs.v, options)
+        assert given.dlse is not None
+        own = gradients.Upstream(given.dout[:, :, rows], given.dlse[:, :, rows])
+        reference = gradients.of_reference(cut, own, torch.float64)
+        results = [dq[:, :, rows], *(t.to(BF16) for t in reference[1:3]), dbias[rows]]
+        gradients.check(cut, own, results)
+
+
+def test_a17_one_hundred_runs_give_the_same_bits():
+    case = AttentionCase("A17", (1, 8, 2, 4096, 4096, 128, 128), BF16, options=_CAUSAL)
+    inputs = case.inputs("cuda")
+    given = gradients.upstream(inputs)
+    config = config_for("triton", inputs)
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    out, lse = tileloom.attention(*leaves, is_causal=True, return_lse=True, backward_config=config)
+    first = None
+    for _ in range(100):
+        results = torch.autograd.grad(
+            (out, lse), leaves, (given.dout, given.dlse), retain_graph=True
+        )
+        first = first or results
+        assert all(torch.equal(a, b) for a, b in zip(first, results))
+
+
+def test_nothing_of_the_scores_size_is_allocated(backend):
+    case = AttentionCase("memory", (1, 4, 4, 16384, 16384, 64, 64), BF16)
+    inputs = case.inputs("cuda")
+    config = config_for(backend, inputs)
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    out = tileloom.attention(*leaves, backward_config=config)
+    dout = torch.randn_like(out)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(out, leaves, dout)
+    torch.cuda.synchronize()
+    used = torch.cuda.max_memory_allocated() - before
+    size = inputs.q.numel()
+    rows = 4 * 4 * 16384
+    limit = 3 * 2 * size + rows if backend == "triton" else 3 * 2 * size + 4 * size + 2 * rows
+    assert used <= limit + 2**20
+
+
+def test_a_cuda_graph_replays_forward_and_backward(backend):
+    case = AttentionCase("graph", (2, 4, 2, 300, 300, 64, 64), BF16, options=_CAUSAL)
+    inputs = case.inputs("cuda")
+    given = gradients.upstream(inputs, with_lse=False)
+    config = config_for(backend, inputs)
+    gradients.of_attention(inputs, given, backward_config=config)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = gradients.of_attention(inputs, given, backward_config=config)
+    for seed in range(2):
+        inputs.q.copy_(torch.randn(inputs.q.shape, generator=torch.Generator().manual_seed(seed)))
+        graph.replay()
+        torch.cuda.synchronize()
+        gradients.check(inputs, given, results)
