@@ -32,6 +32,7 @@ q, k, v = torch.randn(3, 2, 4, 1024, 128, device="cuda", dtype=torch.bfloat16)
 x = torch.randn(4096, device="cuda")
 out = torch.empty_like(x)
 torch.cuda.synchronize()
+before = "triton" in sys.modules  # PyTorch itself may have done it
 clock = time.perf_counter
 times = [clock()]
 from tileloom.launch.bundle import load_bundle
@@ -65,7 +66,7 @@ torch.cuda.synchronize()
 spans = [b - a for a, b in zip(times, times[1:])] + [sorted(host)[500]]
 if name != "add":
     spans[1] = 0.0  # the imports of the test's own launcher lie in it
-assert "triton" not in sys.modules
+assert ("triton" in sys.modules) == before, "tileloom imported Triton"
 print(json.dumps([1e3 * s for s in spans]))
 """
 
