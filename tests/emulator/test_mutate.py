@@ -154,6 +154,16 @@ def test_kernels_that_the_file_does_not_import_are_refused(driver, capsys):
     assert "names.py is not a module that the checked file imports" in capsys.readouterr().err
 
 
+def test_nothing_to_damage_is_an_error(driver, capsys):
+    assert main(["check", str(driver), *ONE]) == 1
+    assert "check: no statement of driver.py synchronises; there is" in capsys.readouterr().err
+    library = str(driver.with_name("borrowed_kernels.py"))
+    assert main(["check", str(driver), *ONE, "--kernels", library, "--line", "1"]) == 1
+    said = capsys.readouterr().err
+    assert "no statement of borrowed_kernels.py on line 1 synchronises; there is nothing" in said
+    assert "Try: --kernels with the file that holds the kernels." in said
+
+
 LONELY = """
 import torch, triton, triton.language as tl
 

@@ -173,6 +173,13 @@ def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting]) -> int:
         for mutant in found
         if args.line is None or mutant.line in args.line
     ]
+    if not wanted:
+        where = ", ".join(path.name for path in judge.kernels)
+        line = f" on line {', '.join(map(str, args.line))}" if args.line else ""
+        raise OptionError(
+            f"check: no statement of {where}{line} synchronises; there is nothing to damage. "
+            "Try: --kernels with the file that holds the kernels."
+        )
     missed = 0
     verdicts: list[Verdict] = []
     for verdict in judge.verdicts(wanted, jobs=args.jobs):
