@@ -184,6 +184,15 @@ def hooks_want_tritons_own_path(cuda):
     launcher[(1,)](x, y, out, 77, BLOCK=1024)
 
 
+def the_plain_tier_is_tritons_own_path(cuda):
+    x, y, out = three()
+    use_bundle(PATH)
+    with knobs.scope({"launch.tier": "plain", "launch.jit": "forbid"}):
+        text = said(CompileError, lambda: prepare(add_kernel)[(1,)](x, y, out, 77, BLOCK=1024))
+    assert text.startswith("launch: 'add_kernel' would go through Triton's own launch"), text
+    assert "the plain tier" in text
+
+
 def another_source_is_another_kernel(cuda):
     knobs.set("launch.jit", "forbid")
     bundle = load_bundle(PATH)
@@ -295,6 +304,7 @@ CASES = (
     descriptors,
     scratch_memory,
     hooks_want_tritons_own_path,
+    the_plain_tier_is_tritons_own_path,
     another_source_is_another_kernel,
     the_bundle_of_the_environment,
     using_a_bundle_makes_launchers_look_again,

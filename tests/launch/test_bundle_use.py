@@ -19,6 +19,7 @@ _NAMES = (
     "descriptors",
     "scratch_memory",
     "hooks_want_tritons_own_path",
+    "the_plain_tier_is_tritons_own_path",
     "another_source_is_another_kernel",
     "the_bundle_of_the_environment",
     "using_a_bundle_makes_launchers_look_again",

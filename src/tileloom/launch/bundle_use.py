@@ -167,8 +167,8 @@ def refuse_plain(name: str) -> None:
     if is_forbidden():
         raise CompileError(
             f"launch: '{name}' would go through Triton's own launch, and be compiled, because of a "
-            "hook, a debugging mode, pinned memory or an argument that only Triton takes; "
-            "TILELOOM_JIT=forbid (knob launch.jit) forbids it. Try: without these, or allow "
+            "hook, a debugging mode, the plain tier, pinned memory or an argument that only Triton "
+            "takes; TILELOOM_JIT=forbid (knob launch.jit) forbids it. Try: without these, or allow "
             "compiling."
         )
 
