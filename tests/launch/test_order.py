@@ -44,11 +44,13 @@ OURS = {8, 9, 10, 12, 15}
 
 @pytest.mark.parametrize("name", GLUON)
 def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, name):
-    """Triton keeps to ids below 8, and both turns of the consumers are there with 256 threads."""
+    """Triton keeps to ids below 8, and ours are there, for the threads of two warpgroups."""
     ptx = compiled(shipped_results, version, name).ptx
     used = re.findall(r"\bbar(?:rier)?(?:\.\w+)*\s+(\d+)(?:,\s*(\d+))?", ptx)
     ids = {int(ident) for ident, _ in used}
     assert {ident for ident in ids if ident >= 8} <= OURS
-    assert {("8", "256"), ("9", "256")} <= set(used)
+    assert ("8", "256") in used
+    if "_fwd_" in name:
+        assert ("9", "256") in used  # the turn of the second consumer
     assert any(ident < 8 for ident in ids)
     assert "cp.async.mbarrier.arrive.noinc" in ptx

@@ -1,0 +1,376 @@
+"""Attention backward for Hopper (sm_90a) in Gluon, head dims up to 128.
+
+    S^T = K Q^T;  P^T = exp2(S^T c - LSE log2(e)),  c = scale * log2(e);   dV = P^T dO
+    dP^T = V dO^T;  dS^T = P^T * (dP^T - delta),  delta = rowsum(dO * O) - dLSE
+    dK = scale * dS^T Q;   dQ = scale * dS K
+
+Picture. A block owns 128 keys of one key head and walks over the query blocks that may see them,
+head after head of the group. One producer warp loads Q, dO and their statistics by TMA; each of two
+consumer warpgroups owns 64 keys, and keeps dK and dV in registers. Scores are transposed (keys are
+rows), so that P^T and dS^T are operands of dV and dK straight from registers. Only dS goes through
+shared memory, where both warpgroups read both halves of it for dQ: each computes one half of dQ
+(of the columns with 64 queries, of the rows with 128) and adds it to a float32 buffer by a TMA
+reduction. S^T of the next query block is issued before dQ of this one is drained.
+
+The accumulators of S^T and dP^T start at -LSE / scale and -delta, which come with Q and dO: no
+register holds them, and rows that are not there, or see no key, start at -inf, so that P is 0.
+
+Bytes moved: K, V, dK, dV once; Q, dO once for each key block (from L2 for all but the first); the
+float32 dQ buffer, padded to whole query blocks, once by each key block, and three times more by
+what runs before and after (`kernel_triton_bwd_ends.py`: zeros, delta; scale, order, rounding). The
+buffer is in the order in which threads hold dQ, so that no step rearranges it.
+
+Who waits for whom (mbarriers, by phase; counts in brackets):
+    kv_full[i]   (1)      producer's TMA -> consumers: K (0) and V (1) are there
+    q_full[s]    (1)      producer's TMA -> consumers: Q and -LSE / scale of slot s are there
+    do_full[s]   (1)      the same for dO and -delta
+    empty[s]     (256)    every consumer thread -> producer: slot s may be filled again
+Named barrier 8 (256): both halves of dS are written. dS has two buffers: a warpgroup that writes
+one again has passed the barrier of the step between, before which the other has drained its dQ.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
+from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.tma import tma_reduce_add
+from tileloom.launch.launcher import prepared
+from tileloom.ops.attention.config import tma_faults
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
+from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel
+from tileloom.ops.attention.kernel_gluon_sm90_fwd import _descriptor
+from tileloom.ops.attention.kernel_triton_bwd_ends import (
+    attention_bwd_after_kernel,
+    attention_bwd_before_kernel,
+)
+from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
+from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
+    band_of,
+    clear_outside,
+    columns_start,
+    following,
+    fragment_order,
+    mask_transposed,
+    masked_rows,
+    queries_of,
+    query_gradient,
+)
+from tileloom.ops.attention.problem import AttentionProblem, Layout
+
+SHARED = gl.constexpr(8)
+LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def _producer(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
+    lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch, kv_head, group, heads_q, key,
+    start, stop, padded_q, BLOCK_M: gl.constexpr,
+):  # fmt: skip
+    STAGES: gl.constexpr = q_smem.type.shape[0]
+    mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
+    for w in gl.static_range(2):
+        tma_load(k_desc, [batch, kv_head, key + 64 * w, 0], kv_full.index(0), k_smem.index(w))
+    row = start
+    head = kv_head * group
+    line = (batch * heads_q + head) * padded_q + start
+    for j in range((stop - start) // BLOCK_M * group):
+        slot, phase = slot_of(j, STAGES)
+        at = [batch, head, row, 0]
+        mbarrier.wait(empty.index(slot), phase ^ 1)
+        mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 4 * BLOCK_M)
+        tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
+        tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
+        if j == 0:
+            mbarrier.expect(kv_full.index(1), 2 * v_desc.block_type.nbytes)
+            for w in gl.static_range(2):
+                at_v = [batch, kv_head, key + 64 * w, 0]
+                tma_load(v_desc, at_v, kv_full.index(1), v_smem.index(w))
+        mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 4 * BLOCK_M)
+        tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
+        tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
+        head += (row + BLOCK_M == stop).to(gl.int32)
+        row, line = following(row, line, start, stop, padded_q, BLOCK_M)
+
+
+@gluon.jit
+def _consumer(
+    WG: gl.constexpr, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
+    delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, kv_head, group,
+    heads_q, block_key, start, stop, padded_q, end, lo, hi, first, last, BLOCK_M: gl.constexpr,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    STAGES: gl.constexpr = q_smem.type.shape[0]
+    D: gl.constexpr = q_smem.type.shape[4]
+    HALF: gl.constexpr = D // 2 if BLOCK_M == 64 else D
+    dtype: gl.constexpr = q_smem.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+    D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, D_LAYOUT, 2)
+    steps = (stop - start) // BLOCK_M * group
+    # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
+    gl.assume(steps > 0)
+    key = block_key + 64 * WG
+    k = k_smem.index(WG).reshape([64, D])
+    v = v_smem.index(WG).reshape([64, D])
+    c = scale * LOG2E
+    dk = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
+    dv = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
+    mbarrier.wait(kv_full.index(0), 0)
+    if HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
+        if (key < first) | (key + 64 > last):
+            clear_outside(k, key, first, last)
+    mbarrier.wait(q_full.index(0), 0)
+    q = q_smem.index(0).reshape([BLOCK_M, D])
+    s = columns_start(lse_smem.index(0), 64, S_LAYOUT)
+    s = warpgroup_mma(k, q.permute((1, 0)), s, is_async=True)
+    mbarrier.wait(kv_full.index(1), 0)
+    if HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
+        if (key < first) | (key + 64 > last):
+            clear_outside(v, key, first, last)
+    s = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[s]))
+    row = start
+    line = (batch * heads_q + kv_head * group) * padded_q + start
+    below, above = masked_rows(key, end, lo, hi, BLOCK_M, HAS_LEFT, HAS_RIGHT)
+    for j in range(steps):
+        slot, phase = slot_of(j, STAGES)
+        q = q_smem.index(slot).reshape([BLOCK_M, D])
+        do = do_smem.index(slot).reshape([BLOCK_M, D])
+        mbarrier.wait(do_full.index(slot), phase)
+        # Not wait(1) after dP is issued: over the back edge ptxas would serialise all (C7514).
+        x = warpgroup_mma_wait(0, deps=[s])
+        dp = columns_start(delta_smem.index(slot), 64, S_LAYOUT)
+        dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
+        if (row < below) | (row > above):
+            x = mask_transposed(x, key, row, end, lo, hi, HAS_LEFT, HAS_RIGHT)
+        p = gl.exp2(x * c)
+        p_half = gl.convert_layout(p.to(dtype), P_LAYOUT, assert_trivial=True)
+        dv = warpgroup_mma(p_half, do, dv, is_async=True)
+        dp = warpgroup_mma_wait(1, deps=[dp])
+        ds = (p * dp).to(dtype)
+        buffer = (j & 1) * 2
+        ds_smem.index(buffer + WG).store(ds)
+        fence_async_shared()
+        ds_half = gl.convert_layout(ds, P_LAYOUT, assert_trivial=True)
+        dk = warpgroup_mma(ds_half, q, dk, is_async=True)
+        named_barrier_sync(SHARED, 256)
+        ds0 = ds_smem.index(buffer)
+        dq = query_gradient(ds0, ds_smem.index(buffer + 1), k_smem, WG, BLOCK_M, D, DQ_LAYOUT)
+        dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])  # frees the registers of P and dS
+        dv = warpgroup_mma_init(dv)
+        dk = warpgroup_mma_init(dk)
+        coming = gl.minimum(j + 1, steps - 1)  # the last step repeats its own S, which nobody uses
+        next_slot, next_phase = slot_of(coming, STAGES)
+        mbarrier.wait(q_full.index(next_slot), next_phase)
+        q = q_smem.index(next_slot).reshape([BLOCK_M, D])
+        s = columns_start(lse_smem.index(next_slot), 64, S_LAYOUT)
+        s = warpgroup_mma(k, q.permute((1, 0)), s, is_async=True)
+        dq, dv, dk, s = warpgroup_mma_wait(1, deps=[dq, dv, dk, s])
+        s = warpgroup_mma_init(s)
+        dv = warpgroup_mma_init(dv)
+        dk = warpgroup_mma_init(dk)
+        if j + 1 < steps:
+            arrive_each_thread(empty.index(slot))
+        tma.store_wait(0)
+        dq_smem.index(WG).store(fragment_order(dq))
+        fence_async_shared()
+        tma_reduce_add(dq_desc, [line * (D // 64) // 2 + WG * HALF // 2, 0], dq_smem.index(WG))
+        row, line = following(row, line, start, stop, padded_q, BLOCK_M)
+    s, dk, dv = warpgroup_mma_wait(0, deps=[s, dk, dv])
+    v_smem.index(WG).store(gl.reshape(dv.to(dtype), [1, 1, 64, D]))
+    named_barrier_sync(SHARED, 256)  # the other warpgroup has read this half of K for its dQ
+    k_smem.index(WG).store(gl.reshape((dk * scale).to(dtype), [1, 1, 64, D]))
+    fence_async_shared()
+    tma_store(dk_desc, [batch, kv_head, key, 0], k_smem.index(WG))
+    tma_store(dv_desc, [batch, kv_head, key, 0], v_smem.index(WG))
+    tma.store_wait(0)
+
+
+INT32_ARGUMENTS = (
+    "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
+    "left_top", "right_top", "left_bottom", "right_bottom",
+)  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["scale", *INT32_ARGUMENTS])
+def attention_bwd_kernel(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, dq_desc, lengths_ptr,
+    scale, heads_q, heads_kv, group, len_q, len_k, padded_q, key_blocks, left_top, right_top,
+    left_bottom, right_bottom, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
+    D: gl.constexpr = q_desc.block_type.shape[3]
+    dtype: gl.constexpr = q_desc.dtype
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], do_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], v_desc.layout)
+    ds_smem = gl.allocate_shared_memory(dtype, [4, 64, BLOCK_M], DS_LAYOUT)
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M * D // 256, 128], dq_desc.layout)
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_desc.layout)
+    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    for i in gl.static_range(2):
+        mbarrier.init(kv_full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(do_full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=256)
+    fence_async_shared()
+    if not HAS_LENGTHS:
+        lengths_ptr = 0
+    index = gl.program_id(0) // key_blocks
+    key = (gl.program_id(0) - index * key_blocks) * 128
+    batch = index // heads_kv
+    kv_head = index - batch * heads_kv
+    lo, hi, end, first, last = band_of(
+        lengths_ptr, batch, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+        HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
+    )  # fmt: skip
+    start, stop = queries_of(key, last, len_q, lo, hi, BLOCK_M, 128, HAS_LEFT, HAS_RIGHT)
+    # The tuples stand in place: held in a variable, their constexprs would become run-time values.
+    gl.warp_specialize([
+        (_consumer, (0, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
+                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch,
+                     kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
+                     BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+        (_consumer, (1, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
+                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch,
+                     kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
+                     BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+        (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
+                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch,
+                     kv_head, group, heads_q, key, start, stop, padded_q, BLOCK_M)),
+    ], [4, 1], [240, 24])  # fmt: skip
+
+
+def tile_arguments() -> dict[str, int]:
+    """Shared-memory layout of a tile `[1, 1, rows, columns]` of 64 columns or more."""
+    return {"swizzle_byte_width": 128, "element_bitwidth": 16, "rank": 4}
+
+
+def flat_arguments(rank: int) -> dict[str, int]:
+    """Shared-memory layout of float32 numbers as they lie in global memory."""
+    return {"swizzle_byte_width": 0, "element_bitwidth": 32, "rank": rank}
+
+
+@functools.cache
+def flat_layout(rank: int) -> gl.NVMMASharedLayout:
+    """The layout of `flat_arguments`, made once."""
+    return gl.NVMMASharedLayout(**flat_arguments(rank))
+
+
+def launch_attention_bwd(
+    problem: AttentionProblem,
+    config: GluonSm90BackwardConfig,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    dq: torch.Tensor | None,
+    dk: torch.Tensor | None,
+    dv: torch.Tensor | None,
+    dbias: torch.Tensor | None,
+) -> None:
+    """Write the gradients of a problem that is not empty.
+
+    Args:
+        problem: What `config.reasons_against` has passed.
+        config: Tile sizes.
+        dout: Gradient of O, `[B, Hq, Lq, D]`.
+        dlse: Gradient of LSE, `[B, Hq, Lq]`, or None.
+        q: Queries, `[B, Hq, Lq, D]`.
+        k: Keys, `[B, Hkv, Lk, D]`.
+        v: Values, `[B, Hkv, Lk, D]`.
+        out: The forward's output, unit stride in the last dimension.
+        lse: The forward's log-sum-exp, `[B, Hq, Lq]`, float32, contiguous.
+        mask: Not taken.
+        bias: Not taken.
+        key_lengths: `[B]`, int32 or int64, or None.
+        dq: `[B, Hq, Lq, D]`, dense, unit stride in the last dimension, or None.
+        dk: `[B, Hkv, Lk, D]`, likewise; computed even where it is None.
+        dv: `[B, Hkv, Lk, D]`, likewise.
+        dbias: Not taken.
+
+    Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
+        head dim rounded up to 64, 128 or 256; a copy of dout where TMA cannot read it (a last
+        dimension that is not contiguous, strides that are no multiples of 16 bytes).
+    """
+    del mask, bias, dbias
+    dk, dv = (torch.empty_like(t) if g is None else g for t, g in ((k, dk), (v, dv)))
+    if tma_faults("dout", Layout.of(dout), dout.shape):
+        dout = dout.contiguous()
+    dlse = None if dlse is None else dlse.contiguous()
+    width = tile_width(problem.head_dim)
+    is_wide = width == 256
+    rows, keys = (64, 64) if is_wide else (config.block_m, 128)
+    heads = problem.batch * problem.heads_q
+    padded = -(-problem.len_q // rows) * rows
+    statistic, delta = q.new_empty((2, heads * padded), dtype=torch.float32)
+    buffer = q.new_empty((heads * padded * width // 128, 128), dtype=torch.float32)
+    scalars = (problem.heads_q, problem.len_q, padded, problem.head_dim)
+    prepared(attention_bwd_before_kernel, num_warps=4)[(heads * padded // 16,)](
+        out, dout, lse, dlse, statistic, delta, buffer, problem.scale, *scalars,
+        *out.stride()[:3], *dout.stride(), HAS_DLSE=dlse is not None, D=width, ROWS=16,
+    )  # fmt: skip
+    key_blocks = -(-problem.len_k // keys)
+    kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
+    prepared(kernel, num_warps=4)[(problem.batch * problem.heads_kv * key_blocks,)](
+        *(_descriptor(x, n, width) for x, n in ((q, rows), (k, 64), (v, 64), (dout, rows))),
+        *(
+            TensorDescriptor(x, [x.numel()], [1], [rows], flat_layout(1))
+            for x in (statistic, delta)
+        ),
+        *(_descriptor(x, 64, width) for x in (dk, dv)),
+        buffer if is_wide else _buffer_descriptor(buffer, rows * width // 256),
+        None if key_lengths is None else key_lengths.contiguous(),
+        problem.scale,
+        problem.heads_q,
+        problem.heads_kv,
+        problem.heads_q // problem.heads_kv,
+        problem.len_q,
+        problem.len_k,
+        padded,
+        key_blocks,
+        *problem.band.clamped(problem.len_q, problem.len_k),
+        STAGES=config.stages,
+        HAS_LENGTHS=problem.has_key_lengths,
+        HAS_LEFT=problem.band.has_left,
+        HAS_RIGHT=problem.band.has_right,
+    )
+    if dq is not None:
+        prepared(attention_bwd_after_kernel, num_warps=4)[(heads * padded * width // 4096,)](
+            buffer, dq, problem.scale, *scalars, *dq.stride()[:3], D=width
+        )
+
+
+def _buffer_descriptor(buffer: torch.Tensor, rows: int) -> TensorDescriptor:
+    return TensorDescriptor(buffer, list(buffer.shape), [128, 1], [rows, 128], flat_layout(2))

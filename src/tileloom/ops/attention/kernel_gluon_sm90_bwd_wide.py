@@ -1,0 +1,260 @@
+"""Attention backward for Hopper (sm_90a) in Gluon, head dims 129 to 256.
+
+The mathematics, the float32 dQ buffer and the start values of accumulators are those of
+`kernel_gluon_sm90_bwd.py`; dK and dV of 128 keys would not fit into registers here.
+
+Picture. A block owns 64 keys of one key head and walks over blocks of 64 queries. The two consumer
+warpgroups have different roles, so that each holds one accumulator `[64, 256]`:
+
+    warpgroup 0:  S^T = K Q^T,   P^T = exp2(..), to shared memory;   dV += P^T dO
+    warpgroup 1:  dP^T = V dO^T, dS^T = P^T * (dP^T - delta), to shared memory;   dK += dS^T Q
+    both:         one half of the columns of dQ = dS K, added to the buffer from registers
+
+P^T is handed over in float32 and in fragment order, which is free of bank conflicts. The next S^T
+or dP^T is issued when half of dQ has left.
+
+Bytes moved: as there, with Q, dO and the buffer once for each 64 keys.
+
+Who waits for whom (mbarriers, by phase; counts in brackets):
+    kv_full[i]    (1)      producer's TMA -> consumers: K (0) and V (1) are there
+    q_full[s]     (1)      producer's TMA -> consumers: Q and -LSE / scale of slot s are there
+    do_full[s]    (1)      the same for dO and -delta
+    q_empty[s]    (256)    every consumer thread -> producer: Q of slot s may be overwritten
+    do_empty[s]   (256)    the same for dO
+Named barrier 8 (256): P^T is written; what warpgroup 0 read of dS before is read.
+Named barrier 9 (256): dS^T is written; P^T has been read.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
+from tileloom.device.compat import tma_load, tma_store
+from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
+from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
+    band_of,
+    clear_outside,
+    columns_start,
+    following,
+    fragment_inverse,
+    fragment_order,
+    halves,
+    mask_transposed,
+    masked_rows,
+    queries_of,
+    reduce_add,
+    sorted_registers,
+)
+
+P_READY = gl.constexpr(8)
+DS_READY = gl.constexpr(9)
+LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def _producer(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
+    lse_smem, delta_smem, kv_full, q_full, do_full, q_empty, do_empty, batch, kv_head, group,
+    heads_q, key, start, stop, padded_q,
+):  # fmt: skip
+    STAGES: gl.constexpr = q_smem.type.shape[0]
+    mbarrier.expect(kv_full.index(0), k_desc.block_type.nbytes)
+    tma_load(k_desc, [batch, kv_head, key, 0], kv_full.index(0), k_smem)
+    row = start
+    head = kv_head * group
+    line = (batch * heads_q + head) * padded_q + start
+    for j in range((stop - start) // 64 * group):
+        slot, phase = slot_of(j, STAGES)
+        at = [batch, head, row, 0]
+        mbarrier.wait(q_empty.index(slot), phase ^ 1)
+        mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 256)
+        tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
+        tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
+        if j == 0:
+            mbarrier.expect(kv_full.index(1), v_desc.block_type.nbytes)
+            tma_load(v_desc, [batch, kv_head, key, 0], kv_full.index(1), v_smem)
+        mbarrier.wait(do_empty.index(slot), phase ^ 1)
+        mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 256)
+        tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
+        tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
+        head += (row + 64 == stop).to(gl.int32)
+        row, line = following(row, line, start, stop, padded_q, 64)
+
+
+@gluon.jit
+def _consumer(
+    WG: gl.constexpr, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
+    delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, q_empty, do_empty, scale, batch,
+    kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    STAGES: gl.constexpr = q_smem.type.shape[0]
+    D: gl.constexpr = q_smem.type.shape[4]
+    HALF: gl.constexpr = D // 2
+    dtype: gl.constexpr = q_smem.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, D_LAYOUT, 2)
+    steps = (stop - start) // 64 * group
+    # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
+    gl.assume(steps > 0)
+    zero = gl.zeros([64, HALF], gl.float32, DQ_LAYOUT)
+    acc = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
+    c = scale * LOG2E
+    k = k_smem.reshape([64, D])
+    # x: the tile of the first product, with its statistic; y: that of the second.
+    if WG == 0:
+        own = k
+        x_smem = q_smem
+        y_smem = do_smem
+        statistic = lse_smem
+        x_full = q_full
+        y_full = do_full
+    else:
+        own = v_smem.reshape([64, D])
+        x_smem = do_smem
+        y_smem = q_smem
+        statistic = delta_smem
+        x_full = do_full
+        y_full = q_full
+    mbarrier.wait(kv_full.index(0), 0)
+    mbarrier.wait(kv_full.index(1), 0)
+    if HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
+        if (key < first) | (key + 64 > last):
+            clear_outside(own, key, first, last)
+    mbarrier.wait(x_full.index(0), 0)
+    x = x_smem.index(0).reshape([64, D])
+    t = columns_start(statistic.index(0), 64, S_LAYOUT)
+    t = warpgroup_mma(own, x.permute((1, 0)), t, is_async=True)
+    row = start
+    line = (batch * heads_q + kv_head * group) * padded_q + start
+    below, above = masked_rows(key, end, lo, hi, 64, HAS_LEFT, HAS_RIGHT)
+    for j in range(steps):
+        slot, phase = slot_of(j, STAGES)
+        r = warpgroup_mma_wait(0, deps=[t])
+        if WG == 0:
+            if (row < below) | (row > above):
+                r = mask_transposed(r, key, row, end, lo, hi, HAS_LEFT, HAS_RIGHT)
+            r = gl.exp2(r * c)
+            p_smem.store(fragment_order(r))
+            named_barrier_arrive(P_READY, 256)
+            r = r.to(dtype)
+        else:
+            named_barrier_sync(P_READY, 256)
+            FRAGMENT: gl.constexpr = sorted_registers(fragment_order(r).type.layout)
+            p = fragment_inverse(p_smem.load(FRAGMENT), 64)
+            r = (gl.convert_layout(p, S_LAYOUT) * r).to(dtype)
+            ds_smem.store(r)
+            fence_async_shared()
+            named_barrier_arrive(DS_READY, 256)
+        r = gl.convert_layout(r, P_LAYOUT, assert_trivial=True)
+        mbarrier.wait(y_full.index(slot), phase)
+        acc = warpgroup_mma(r, y_smem.index(slot).reshape([64, D]), acc, is_async=True)
+        if WG == 0:
+            named_barrier_sync(DS_READY, 256)
+        k_half = k.slice(WG * HALF, HALF, 1)
+        dq = warpgroup_mma(ds_smem.permute((1, 0)), k_half, zero, use_acc=False, is_async=True)
+        dq, acc = warpgroup_mma_wait(0, deps=[dq, acc])
+        acc = warpgroup_mma_init(acc)
+        if j + 1 < steps:
+            arrive_each_thread(q_empty.index(slot))
+            arrive_each_thread(do_empty.index(slot))
+        at = line.to(gl.int64) * D + WG * 64 * HALF
+        left, right = halves(dq)
+        reduce_add(buffer_ptr, at, fragment_order(left))
+        coming = gl.minimum(j + 1, steps - 1)  # the last step repeats its own, which nobody uses
+        next_slot, next_phase = slot_of(coming, STAGES)
+        mbarrier.wait(x_full.index(next_slot), next_phase)
+        x = x_smem.index(next_slot).reshape([64, D])
+        t = columns_start(statistic.index(next_slot), 64, S_LAYOUT)
+        t = warpgroup_mma(own, x.permute((1, 0)), t, is_async=True)
+        t = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[t]))
+        reduce_add(buffer_ptr, at + 32 * HALF, fragment_order(right))
+        row, line = following(row, line, start, stop, padded_q, 64)
+    t, acc = warpgroup_mma_wait(0, deps=[t, acc])
+    named_barrier_sync(P_READY, 256)  # the other warpgroup has read K for its last dQ
+    if WG == 0:
+        v_smem.store(gl.reshape(acc.to(dtype), [1, 1, 64, D]))
+        fence_async_shared()
+        tma_store(dv_desc, [batch, kv_head, key, 0], v_smem)
+    else:
+        k_smem.store(gl.reshape((acc * scale).to(dtype), [1, 1, 64, D]))
+        fence_async_shared()
+        tma_store(dk_desc, [batch, kv_head, key, 0], k_smem)
+    tma.store_wait(0)
+
+
+INT32_ARGUMENTS = (
+    "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
+    "left_top", "right_top", "left_bottom", "right_bottom",
+)  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["scale", *INT32_ARGUMENTS])
+def attention_bwd_wide_kernel(
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, buffer_ptr,
+    lengths_ptr, scale, heads_q, heads_kv, group, len_q, len_k, padded_q, key_blocks, left_top,
+    right_top, left_bottom, right_bottom, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    D: gl.constexpr = q_desc.block_type.shape[3]
+    dtype: gl.constexpr = q_desc.dtype
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    FLAT: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=2)
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, D], q_desc.layout)
+    do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, D], do_desc.layout)
+    k_smem = gl.allocate_shared_memory(dtype, [1, 1, 64, D], k_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [1, 1, 64, D], v_desc.layout)
+    p_smem = gl.allocate_shared_memory(gl.float32, [32, 128], FLAT)
+    ds_smem = gl.allocate_shared_memory(dtype, [64, 64], gl.NVMMASharedLayout(128, 16, rank=2))
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 64], delta_desc.layout)
+    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    do_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    for i in gl.static_range(2):
+        mbarrier.init(kv_full.index(i), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(do_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=256)
+        mbarrier.init(do_empty.index(i), count=256)
+    fence_async_shared()
+    if not HAS_LENGTHS:
+        lengths_ptr = 0
+    index = gl.program_id(0) // key_blocks
+    key = (gl.program_id(0) - index * key_blocks) * 64
+    batch = index // heads_kv
+    kv_head = index - batch * heads_kv
+    lo, hi, end, first, last = band_of(
+        lengths_ptr, batch, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+        HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
+    )  # fmt: skip
+    start, stop = queries_of(key, last, len_q, lo, hi, 64, 64, HAS_LEFT, HAS_RIGHT)
+    # The tuples stand in place: held in a variable, their constexprs would become run-time values.
+    gl.warp_specialize([
+        (_consumer, (0, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
+                     delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, q_empty, do_empty,
+                     scale, batch, kv_head, group, heads_q, key, start, stop, padded_q, end, lo,
+                     hi, first, last, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+        (_consumer, (1, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
+                     delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, q_empty, do_empty,
+                     scale, batch, kv_head, group, heads_q, key, start, stop, padded_q, end, lo,
+                     hi, first, last, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+        (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
+                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, q_empty, do_empty,
+                     batch, kv_head, group, heads_q, key, start, stop, padded_q)),
+    ], [4, 1], [240, 24])  # fmt: skip

@@ -1,0 +1,196 @@
+"""The pieces of the Hopper attention backward: ranges, masks, the fragment order of dQ.
+
+`kernel_gluon_sm90_bwd.py` puts them together and explains the roles and the barriers.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
+
+
+@gluon.jit
+def band_of(
+    lengths_ptr, batch, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """The band i + lo <= j <= i + hi, j < end; the keys `first .. last - 1` that a row sees."""
+    end = len_k
+    if HAS_LENGTHS:
+        end = gl.minimum(gl.maximum(gl.load(lengths_ptr + batch.to(gl.int64)), 0), len_k).to(
+            gl.int32
+        )
+    shift = end - len_q
+    lo = 0
+    hi = 0
+    first = 0
+    last = end
+    if HAS_LEFT:
+        lo = gl.maximum(-left_top, shift - left_bottom)
+        first = gl.maximum(lo, 0)
+    if HAS_RIGHT:
+        hi = gl.minimum(right_top, right_bottom + shift)
+        last = gl.minimum(end, len_q + hi)
+    if HAS_LEFT and HAS_RIGHT:
+        if hi < lo:  # bounds that contradict each other
+            last = first
+    return lo, hi, end, first, last
+
+
+@gluon.jit
+def queries_of(
+    key, last, len_q, lo, hi, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr,
+):  # fmt: skip
+    """Rows `start .. stop - 1` of the query blocks that may see keys from `key` on.
+
+    At least one block, for the loop that must not run zero times.
+    """
+    total = gl.cdiv(len_q, BLOCK_M)
+    start = 0
+    stop = total
+    if HAS_RIGHT:
+        start = gl.minimum(gl.maximum(key - hi, 0) // BLOCK_M, total - 1)
+    if HAS_LEFT:
+        stop = gl.minimum(total, gl.cdiv(gl.maximum(key + BLOCK_N - lo, 0), BLOCK_M))
+    stop = gl.where(key >= last, start + 1, gl.maximum(stop, start + 1))
+    return start * BLOCK_M, stop * BLOCK_M
+
+
+@gluon.jit
+def following(row, line, start, stop, padded_q, BLOCK_M: gl.constexpr):
+    """The query block after `row`: block by block, then head by head of the group.
+
+    `line` is its place in what has one line for each query of each head.
+    """
+    is_last = row + BLOCK_M == stop
+    line += gl.where(is_last, padded_q - (stop - start) + BLOCK_M, BLOCK_M)
+    return gl.where(is_last, start, row + BLOCK_M), line
+
+
+@gluon.jit
+def masked_rows(
+    key, end, lo, hi, BLOCK_M: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr
+):
+    """For 64 keys from `key` on: blocks below the first row or above the second need a mask."""
+    FAR: gl.constexpr = 1 << 30
+    below = 0
+    above = FAR
+    if HAS_RIGHT:
+        below = key + 63 - hi
+    if HAS_LEFT:
+        above = key - lo - (BLOCK_M - 1)
+    return gl.where(key + 64 > end, FAR, below), above
+
+
+@gluon.jit
+def mask_transposed(s, key, row, end, lo, hi, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr):
+    """Hide from S^T `[keys, queries]` what is outside the band.
+
+    Query 8 a + b is compared as `8 a >= limit - b`, as in `pieces_gluon_sm90.mask`.
+    """
+    FAR: gl.constexpr = 1 << 30
+    x = gl.reshape(s, [s.shape[0], s.shape[1] // 8, 8])
+    L: gl.constexpr = x.type.layout
+    j = key + gl.arange(0, x.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    a = gl.arange(0, x.shape[1], gl.SliceLayout(0, gl.SliceLayout(2, L)))
+    b = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L)))
+    a = gl.expand_dims(gl.expand_dims(a * 8, 0), 2)
+    b = gl.expand_dims(gl.expand_dims(row + b, 0), 1)
+    least = gl.where(j < end, -FAR, FAR)
+    if HAS_RIGHT:
+        least = gl.where(j < end, j - hi, FAR)
+    x = gl.where(a >= gl.expand_dims(gl.expand_dims(least, 1), 2) - b, x, float("-inf"))
+    if HAS_LEFT:
+        most = gl.expand_dims(gl.expand_dims(j - lo, 1), 2)
+        x = gl.where(a <= most - b, x, float("-inf"))
+    return gl.convert_layout(gl.reshape(x, s.shape), s.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def clear_outside(x, key, first, last):
+    """Set rows of keys outside `first .. last - 1` to zero, so that 0 * NaN cannot reach a sum."""
+    D: gl.constexpr = x.type.shape[1]
+    LANES: gl.constexpr = D // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    for chunk in gl.static_range(x.type.shape[0] // 16):
+        part = x.slice(chunk * 16, 16, 0)
+        j = key + chunk * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+        shown = gl.expand_dims((j >= first) & (j < last), 1)
+        part.store(gl.where(shown, part.load(LAYOUT), 0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def columns_start(statistic, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Start values of an accumulator: a number for each column, the same in all rows.
+
+    The sum then holds it, and no register has to.
+    """
+    x = gl.expand_dims(statistic.load(gl.SliceLayout(0, LAYOUT)), 0)
+    return x.broadcast_to([KEYS, statistic.shape[0]])
+
+
+@gluon.jit
+def query_gradient(
+    ds0, ds1, k_smem, WG: gl.constexpr, BLOCK_M: gl.constexpr, D: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """One half of dQ = dS K over both halves of the keys: columns of 64 queries, or rows of 128."""
+    HALF: gl.constexpr = D // 2 if BLOCK_M == 64 else D
+    zero = gl.zeros([64, HALF], gl.float32, LAYOUT)
+    k0 = k_smem.index(0).reshape([64, D])
+    k1 = k_smem.index(1).reshape([64, D])
+    if BLOCK_M == 64:
+        k0 = k0.slice(WG * HALF, HALF, 1)
+        k1 = k1.slice(WG * HALF, HALF, 1)
+    else:
+        ds0 = ds0.slice(WG * 64, 64, 1)
+        ds1 = ds1.slice(WG * 64, 64, 1)
+    dq = warpgroup_mma(ds0.permute((1, 0)), k0, zero, use_acc=False, is_async=True)
+    return warpgroup_mma(ds1.permute((1, 0)), k1, dq, is_async=True)
+
+
+@gluon.jit
+def fragment_order(x):
+    """Rows and columns of a wgmma accumulator `[64, N]` as a thread holds them: only names change.
+
+    The order is (column / 16, row / 16, row % 16 / 8, row % 8, column % 8 / 2, column % 16 / 8,
+    column % 2): a thread owns runs of 16 bytes, a warp 512 bytes.
+    """
+    N: gl.constexpr = x.shape[1]
+    x = x.reshape([4, 2, 8, N // 16, 2, 4, 2])
+    x = x.permute((3, 0, 1, 2, 5, 4, 6))
+    return x.reshape([64 * N // 128, 128])
+
+
+@gluon.jit
+def fragment_inverse(x, N: gl.constexpr):
+    """What `fragment_order` has renamed, as `[64, N]` again."""
+    x = x.reshape([N // 16, 4, 2, 8, 4, 2, 2])
+    x = x.permute((1, 2, 3, 0, 5, 4, 6))
+    return x.reshape([64, N])
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of the columns of a register tile; no data moves."""
+    return x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)).split()
+
+
+@gluon.constexpr_function
+def sorted_registers(layout):
+    """The same owners, registers numbered by address: a thread's accesses are 16 bytes wide."""
+    return gl.DistributedLinearLayout(
+        sorted(layout.reg_bases), layout.lane_bases, layout.warp_bases, layout.block_bases,
+        layout.shape,
+    )  # fmt: skip
+
+
+@gluon.jit
+def reduce_add(ptr, start, x):
+    """Add a tile in fragment order to `ptr + start`, a 64-bit offset: 16 bytes a thread."""
+    flat = x.reshape([x.shape[0] * x.shape[1]])
+    LAYOUT: gl.constexpr = sorted_registers(flat.type.layout)
+    at = start + gl.arange(0, flat.shape[0], LAYOUT)
+    gl.atomic_add(ptr + at, gl.convert_layout(flat, LAYOUT), sem="relaxed")

@@ -1,0 +1,79 @@
+"""A small call for each shipped form of the Hopper backward, for the emulator; `CASES` for mutants.
+
+    tileloom check tests/ops/attention/emulated_backward.py --sms 2 [--mutate --kernels KERNEL_FILE]
+
+Odd lengths, two query heads a key head, more steps than twice the depth of the pipeline; NaN in
+keys that no query sees.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import torch
+from tests.ops.attention import cases, gradients
+from tests.ops.attention.cases import BF16, FP16, AttentionCase
+from tests.ops.attention.emulated import Call
+
+from tileloom import masks
+from tileloom.launch.aot import KernelSpec
+from tileloom.ops import record_choices
+from tileloom.ops.attention.config import GluonSm90Config
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
+from tileloom.testing import poisoned_memory
+
+SPECS = [spec for spec in gluon_backward_specs() if spec.gluon]
+
+
+def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
+    """The call for a spec, and the config that the spec was made from."""
+    found = re.fullmatch(r"attention_bwd_gluon_sm90\[d(\d+)-.*-(\w+)-(\d+)x(\d+)\]", spec.name)
+    assert found is not None
+    head_dim, rows, stages = int(found[1]), int(found[3]), int(found[4])
+    keys = 64 if head_dim > 128 else 128
+    len_q, len_k = rows * stages + 7, 2 * keys + 37
+    c = spec.constexprs
+    shown = masks.window(None, None)
+    if c["HAS_LEFT"]:
+        shown = masks.window(len_k // 2, 9, anchor="bottom_right")
+    elif c["HAS_RIGHT"]:
+        shown = masks.causal("bottom_right")
+    mask = cases.shown_by(shown)
+    if c["HAS_LENGTHS"]:
+        mask = cases.lengths(len_k, len_k // 3, 0, dtype=torch.int32, then=shown)
+    batch = 3 if c["HAS_LENGTHS"] else 1
+    dtype = FP16 if found[2] == "fp16" else BF16
+    case = AttentionCase(
+        spec.name, (batch, 2, 1, len_q, len_k, head_dim, head_dim), dtype, mask=mask
+    )
+    forward = GluonSm90Config()
+    return Call(spec.name, case, forward, "sm_90a"), GluonSm90BackwardConfig(rows, stages)
+
+
+def checked(inputs: cases.Inputs, config: GluonSm90BackwardConfig) -> None:
+    """Run and judge the backward inside a run of the emulator that is there already."""
+    given = gradients.upstream(inputs)
+    clean = [t.clone() for t in (inputs.q, inputs.k, inputs.v)]
+    with poisoned_memory(), record_choices() as made:
+        results = gradients.of_operator(inputs, given, config.encode())
+    assert [choice.config for choice in made] == [config]
+    for tensor, copy in zip((inputs.q, inputs.k, inputs.v), clean):
+        assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0))
+    gradients.check(inputs, given, results)
+
+
+def _run(spec: KernelSpec) -> None:
+    call, config = call_of(spec)
+    checked(call.inputs(), config)
+
+
+# What `tileloom check` runs: every path of both kernels that synchronises.
+_FORMS = ("d128-full-bf16-64x2", "d64-causal-bf16-128x2", "d256-window-lengths-bf16-64x2")
+CASES = {
+    form: partial(_run, spec)
+    for form in _FORMS
+    for spec in SPECS
+    if spec.name == f"attention_bwd_gluon_sm90[{form}]"
+}

@@ -1,0 +1,121 @@
+"""The Hopper backward on the emulator: right gradients, and no race, deadlock or misuse.
+
+Each shipped form is compiled once a level, then played under every schedule: odd lengths, two query
+heads a key head, more steps than twice the pipeline's depth, NaN in keys that no query sees.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.ops.attention import cases
+from tests.ops.attention.cases import BF16, FP16, AttentionCase
+from tests.ops.attention.emulated import SCHEDULES
+from tests.ops.attention.emulated_backward import SPECS, call_of, checked
+
+import tileloom
+from tileloom import emulator, masks
+from tileloom.ops import record_choices
+from tileloom.ops.attention.config import ReferenceConfig
+from tileloom.ops.attention.config_backward import choose_backward, decode_backward
+from tileloom.ops.attention.config_backward_sm90 import (
+    GluonSm90BackwardConfig,
+    gluon_backward_rule,
+)
+from tileloom.ops.attention.problem import Layout
+from tileloom.target import CPU, H100
+
+
+def _played(inputs, config, level, schedule, seed):
+    with emulator.run(level=level, schedule=schedule, seed=seed, sms=2) as run:
+        checked(inputs, config)
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+
+
+@pytest.mark.parametrize("level", ["ttgir", "machine"])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_every_shipped_form(spec, level):
+    call, config = call_of(spec)
+    for schedule, seed in SCHEDULES:
+        _played(call.inputs(), config, level, schedule, seed)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mask", "dtype"),
+    [
+        ((1, 1, 1, 1, 1, 8, 8), None, BF16),
+        ((2, 3, 1, 1, 130, 40, 40), None, FP16),
+        ((1, 2, 2, 65, 1, 64, 64), masks.causal("bottom_right"), BF16),
+        ((1, 2, 2, 130, 70, 72, 72), masks.causal("bottom_right"), BF16),  # rows that see nothing
+        ((1, 1, 1, 70, 200, 136, 136), masks.window(0, 0), FP16),
+        ((1, 1, 1, 100, 100, 64, 64), masks.window(5, None, anchor="bottom_right"), BF16),
+        ((1, 1, 1, 64, 64, 64, 64), masks.window(-0, 3) & masks.causal(), BF16),
+    ],
+)  # fmt: skip
+def test_awkward_sizes_and_bands(sizes, mask, dtype):
+    extra = None if mask is None else cases.shown_by(mask)
+    inputs = AttentionCase("awkward", sizes, dtype, mask=extra).inputs()
+    config = gluon_backward_rule(cases.problem_of(inputs))
+    _played(inputs, config, "ttgir", "random", 3)
+
+
+def test_a_gradient_that_tma_cannot_read_is_copied():
+    inputs = AttentionCase("odd", (1, 2, 1, 70, 90, 64, 64), BF16).inputs()
+    leaves = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    with emulator.run() as run, record_choices() as made:
+        out = tileloom.attention(*leaves)
+        wide = torch.ones(1, 2, 70, 67, dtype=BF16)[..., 1:65]
+        assert not Layout.of(wide).is_aligned
+        got = torch.autograd.grad(out, leaves, wide, retain_graph=True)
+        plain = torch.autograd.grad(out, leaves, torch.ones_like(wide), retain_graph=True)
+        summed = torch.autograd.grad(out.sum(), leaves)
+    assert [c.backend for c in made] == ["gluon_sm90"] * 4
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    for a, b, c in zip(got, plain, summed):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+def test_what_is_not_needed_is_left_out():
+    inputs = AttentionCase("some", (1, 2, 1, 70, 90, 64, 64), BF16).inputs()
+    everything = None
+    for wanted in ("qkv", "q", "kv"):
+        tensors = {n: getattr(inputs, n).detach().requires_grad_(n in wanted) for n in "qkv"}
+        with emulator.run():
+            out = tileloom.attention(*tensors.values())
+            got = torch.autograd.grad(out, [tensors[n] for n in wanted], torch.ones_like(out))
+        results = dict(zip(wanted, got))
+        everything = everything or results
+        for name, gradient in results.items():
+            assert torch.equal(gradient, everything[name])
+
+
+def test_reasons_and_texts():
+    problem = cases.problem_of(AttentionCase("p", (1, 1, 1, 64, 64, 256, 256), BF16).inputs())
+    assert gluon_backward_rule(problem).reasons_against(problem, H100) == ()
+    assert choose_backward(problem, H100).backend == "gluon_sm90"
+    why = "; ".join(GluonSm90BackwardConfig(128, 1).reasons_against(problem, CPU))
+    assert "head dim 256 above 128 takes only 64" in why
+    assert "stages is 1" in why
+    assert "on the CPU" in why
+    assert "bytes of shared memory" in "; ".join(
+        GluonSm90BackwardConfig(64, 5).reasons_against(problem, H100)
+    )
+    config = GluonSm90BackwardConfig(128, 3)
+    assert decode_backward(config.encode()) == config
+    assert isinstance(decode_backward("reference"), ReferenceConfig)
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_algorithms_take_the_portable_backward():
+    problem = cases.problem_of(AttentionCase("p", (1, 1, 1, 64, 64, 64, 64), BF16).inputs())
+    choice = choose_backward(problem, H100)
+    assert choice.backend == "triton"
+    assert "no fixed order" in choice.refused["gluon_sm90"][0]
