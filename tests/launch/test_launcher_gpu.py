@@ -300,7 +300,7 @@ def test_the_profiler_of_torch_sees_launches(xyz):
     launcher = launch.prepare(kernels.add)
     _warm(launcher, x, y, out, SIZE, BLOCK=BLOCK)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         for _ in range(3):
             launcher[GRID](x, y, out, SIZE, BLOCK=BLOCK)
         torch.cuda.synchronize()

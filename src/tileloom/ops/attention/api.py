@@ -131,7 +131,7 @@ def attention(
         torch.Size([1, 2, 16, 32])
     """
     is_simple = mask is None and bias is None and scores is None and backward_config is None
-    is_simple = is_simple and dropout_p == 0.0 and not unknown
+    is_simple = is_simple and isinstance(dropout_p, float) and not dropout_p and not unknown
     key = plans.short_key(q, k, v, is_causal, scale, config) if is_simple else None
     plan = None if key is None else plans.checked(key)
     if plan is not None:

@@ -74,6 +74,7 @@ def _forward(
         key = plans.key_of(q, k, v, mask, bias, key_lengths, *bounds, scale, config)
         plan = plans.find(key)
         if plan is not None:
+            plan.announce()
             if torch._C._cuda_getDevice() == q.get_device():
                 return plan.run(q, k, v, mask, bias, key_lengths)
             with _op.device_guard(q):

@@ -42,22 +42,37 @@ class Plan:
     like_lse: torch.Tensor
     launch: Callable[..., None]
 
-    def run(self, q: torch.Tensor, *rest: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        key_lengths: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate the outputs and launch; q's device is the current one.
 
         Args:
-            q: Queries.
-            rest: Keys, values, mask, bias, key lengths.
+            q: Queries; all tensors are like those that the plan was made from.
+            k: Keys.
+            v: Values.
+            mask: Bool tensor or None.
+            bias: Floating tensor or None.
+            key_lengths: `[B]` or None.
 
         Returns:
             O and LSE.
         """
-        if self.slower_than is not None or is_watched():
-            announce(self.choice, slower_than=self.slower_than)
         out = q.new_empty_strided(*self.out)
         lse = self.like_lse.new_empty_strided(*self.lse)
-        self.launch(q, *rest, out, lse)
+        self.launch(q, k, v, mask, bias, key_lengths, out, lse)
         return out, lse
+
+    def announce(self) -> None:
+        """Make the decision visible to whoever wants to see it."""
+        if self.slower_than is not None or is_watched():
+            announce(self.choice, slower_than=self.slower_than)
 
 
 _plans: dict[Any, Plan] = {}
