@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from tileloom.emulator.dialect import CLUSTER_MEETS_AFTER_INIT
@@ -287,7 +288,37 @@ CLUSTER_ROLES = _bugs(
     ("no-full-wait", "        mbarrier.wait(full.index(slot), (k // STAGES) & 1)\n", "", "race|uninitialized", "acc = warpgroup_mma(a_s"),
 )  # fmt: skip
 
-# Gluon has clusters from Triton 3.7 on.
+PTX_BARRIERS = _bugs(
+    "ptx_mbarriers",
+    ("no-ready-wait", "        wait(ready.index(i % 2), (i // 2) & 1)\n", "", "race|uninitialized", "buf.index(i % 2).load"),
+    ("no-free-wait", "        test(free.index(i % 2), ((i // 2) & 1) ^ 1)\n", "", "race|barrier|deadlock", "(ready"),
+    ("never-ready", "        arrive(ready.index(i % 2))\n", "", "deadlock", "wait(ready"),
+    ("never-free", "        arrive(free.index(i % 2))\n", "", "deadlock", "test(free"),
+    ("freed-before-read", "        value = buf.index(i % 2).load(layout)\n        arrive(free.index(i % 2))\n",
+     "        arrive(free.index(i % 2))\n        value = buf.index(i % 2).load(layout)\n", "race", "buf.index(i % 2)"),
+    ("counts-one-thread", "make(ready.index(i), 128)", "make(ready.index(i), 1)", "barrier", "arrive(ready"),
+    ("every-thread-initialises", "@p mbarrier.init", "mbarrier.init", "barrier", "make(ready"),
+)  # fmt: skip
+
+COUNTS = _bugs(
+    "shared_counts",
+    ("a-plain-scatter", "table.atomic_scatter_add(gl.full([128], 1, gl.int32, LAYOUT), x, 0)\n\n\n@gluon.jit\ndef count_high",
+     "table.scatter(gl.full([128], 1, gl.int32, LAYOUT), x, 0)\n\n\n@gluon.jit\ndef count_high", "race", "x, 0)"),
+    ("read-beside-it", "    x = gl.load(x_ptr + 128 + gl.arange(0, 128, LAYOUT))\n", "    x = gl.load(x_ptr + 128 + gl.arange(0, 128, LAYOUT)) + gl.minimum(table.load(LAYOUT), 0)\n", "race", "table.load(LAYOUT)"),
+    ("not-cleared", "    table.store(gl.full([128], 0, gl.int32, LAYOUT))\n", "", "uninitialized", "table.atomic_scatter_add"),
+    ("past-the-table", "x, 0)", "x + 64, 0)", "out-of-bounds", "table.atomic_scatter_add"),
+)  # fmt: skip
+
+POLLED = _bugs(
+    "polled_flags",
+    ("relaxed-poll", "tl.atomic_poll(flags + pid - 1, 1)", 'tl.atomic_poll(flags + pid - 1, 1, sem="relaxed")', "race", "tl.load(x_ptr + pid"),
+    ("relaxed-store", 'tl.atomic_store(flags + pid, 1, sem="release")', 'tl.atomic_store(flags + pid, 1, sem="relaxed")', "race", "tl.load(x_ptr + pid"),
+    ("no-poll", "        tl.atomic_poll(flags + pid - 1, 1)\n", "        tl.debug_barrier()\n", "race", "x_ptr"),
+    ("no-store", '    tl.atomic_store(flags + pid, 1, sem="release")\n', "", "deadlock", "tl.atomic_poll"),
+    ("plain-store", 'tl.atomic_store(flags + pid, 1, sem="release")', "tl.store(flags + pid, 1)", "race", "flags"),
+)  # fmt: skip
+
+# Gluon has clusters from Triton 3.7 on; inline_asm, and atomics like these, from 3.9 on.
 BUGS = [
     *PIPELINED,
     *SPECIALISED,
@@ -302,6 +333,7 @@ BUGS = [
     *REDUCED,
     *REUSED,
     *([*CLUSTER, *CLUSTER_ROLES] if hasattr(hopper, "cluster") else ()),
+    *([*PTX_BARRIERS, *COUNTS, *POLLED] if hasattr(gl, "inline_asm") else ()),
 ]
 # No bugs where the compiler mends them.
 MENDED = [b for b in BUGS if b.name == "no-barrier-after-init" and CLUSTER_MEETS_AFTER_INIT]

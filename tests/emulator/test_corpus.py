@@ -19,7 +19,7 @@ def test_correct_case_is_right_and_silent(case, schedule, level, seed):
         result, expected = module.main()
     assert [r.text() for r in run.reports] == []
     assert support.close(result, expected)
-    assert run.launches[0].steps > 0 or case in ("flag_chain", "split_sum", "tile_sums")
+    assert run.launches[0].global_accesses > 0
 
 
 @pytest.mark.parametrize("bug", corpus.BUGS, ids=lambda bug: bug.id)

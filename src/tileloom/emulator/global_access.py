@@ -168,6 +168,46 @@ def _lanes_of(
     return index if mask is None else index[mask]
 
 
+def atomic_load(
+    partition: Partition, order: str, scope: str, addresses: Any, mask: np.ndarray | None,
+    elem: str, loc: Loc, what: str = "atomic load",
+) -> np.ndarray:  # fmt: skip
+    """Read values atomically, and take over what the releases there knew if the order acquires."""
+    value = read(partition, addresses, mask, None, elem, loc, what, atomic=True)
+    place = locate(partition, np.asarray(addresses), mask, dtypes.size_of(elem), what, loc)
+    if place[0] is not None:
+        select = selector(place[0], _chosen(place[1], mask), dtypes.size_of(elem))
+        for one in partition.team:
+            acquire(one, place[0], select, order, scope)
+    return value
+
+
+def atomic_store(
+    partition: Partition, order: str, scope: str, addresses: Any, values: Any,
+    mask: np.ndarray | None, elem: str, loc: Loc, what: str = "atomic store",
+) -> None:  # fmt: skip
+    """Write values atomically, and leave what the partition knows there if the order releases."""
+    for one in partition.team[1:]:  # the first CTA does it for all
+        partition.learn(one.clock, one.fence)
+    write(partition, addresses, values, mask, elem, loc, what, atomic=True)
+    place = locate(partition, np.asarray(addresses), mask, dtypes.size_of(elem), what, loc)
+    if place[0] is not None:
+        select = selector(place[0], _chosen(place[1], mask), dtypes.size_of(elem))
+        release(partition, place[0], select, order, scope, modify=False)
+
+
+def peek(partition: Partition, address: np.ndarray, elem: str, loc: Loc) -> Any:
+    """Return the value at one address, as a waiting loop sees it."""
+    storage, index = locate(partition, address, None, dtypes.size_of(elem), "atomic poll", loc)
+    if storage is None:
+        return None
+    return dtypes.from_bits(storage.words(dtypes.size_of(elem))[index], elem)
+
+
+def _chosen(index: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    return index if mask is None else index[mask]
+
+
 _UPDATE: dict[str, Any] = {
     "add": np.add, "fadd": np.add, "and": np.bitwise_and, "or": np.bitwise_or,
     "xor": np.bitwise_xor,
@@ -200,7 +240,7 @@ def atomic(
     acquire(partition, storage, select, order, scope)
     words = storage.words(size)
     before = words[flat].copy()
-    out = _apply(words, flat, new, operation, elem, compare, where, lanes)
+    out = apply_lanes(words, flat, new, operation, elem, compare, where, lanes)
     release(partition, storage, select, order, scope, modify=True)
     for one in partition.team[1:]:
         one.learn(partition.clock, partition.fence)
@@ -214,11 +254,22 @@ def atomic(
     return old
 
 
-def _apply(
+def apply_lanes(
     words: np.ndarray, flat: np.ndarray, new: np.ndarray, operation: str, elem: str, compare: Any,
     where: np.ndarray, lanes: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """Update the words; return the old values in lane order."""
+    """Update words by an operation, lane by lane; return the old values in lane order.
+
+    Args:
+        words: Raw words.
+        flat: For each lane the word's number.
+        new: For each lane the operand.
+        operation: One of `RMW_OPS`.
+        elem: The element type of the words.
+        compare: What a compare-and-swap expects; None for others.
+        where: An array of the shape that `compare` broadcasts to.
+        lanes: Which lanes of that shape take part.
+    """
     as_unsigned = operation in ("umax", "umin", "inc")
 
     def value_of(bits: np.ndarray) -> np.ndarray:

@@ -105,7 +105,7 @@ class SharedChecker:
     def access(
         self, view: View, partition: Partition, kind: str, loc: Loc, *,
         write: bool, proxy: str = "generic", key: int | None = None,
-        epoch: float = UNKNOWN_EPOCH, rank: int | None = None,
+        epoch: float = UNKNOWN_EPOCH, rank: int | None = None, atomic: bool = False,
     ) -> Record:  # fmt: skip
         """Check an access against all that overlap it, and remember it.
 
@@ -119,6 +119,7 @@ class SharedChecker:
             key: For asynchronous operations, the clock key that tells of their completion.
             epoch: The counter that means complete.
             rank: The CTA whose memory it is; the partition's own by default.
+            atomic: Whether it is atomic; two atomic accesses never conflict.
 
         Returns:
             The record; its epoch may be set later.
@@ -128,7 +129,7 @@ class SharedChecker:
         clock[partition.key] += 1
         if key is None:
             key, epoch = partition.key, clock[partition.key]
-        new = Record(partition, kind, proxy, write, loc, key, epoch)
+        new = Record(partition, kind, proxy, write, loc, key, epoch, atomic)
         buffer = view.buffer
         if buffer.family is not None:
             buffer.family.claim(buffer)
@@ -141,7 +142,7 @@ class SharedChecker:
             self._against(book, other, view, new)
         for alias in buffer.aliases:
             self._against_alias(alias, rank, buffer.byte_span(region), view, new)
-        if write:
+        if write and not atomic:
             book.writes[region] = new
             book.reads[region] = []
             for other in geometry.covers[region]:
@@ -161,8 +162,8 @@ class SharedChecker:
         old = book.writes.get(region)
         if old is not None:
             self._conflict(view, old, new)
-        if new.write:
-            for old in book.reads.get(region, ()):
+        for old in book.reads.get(region, ()):
+            if (new.write or old.write) and not (new.atomic and old.atomic):
                 self._conflict(view, old, new)
 
     def _against_alias(

@@ -311,7 +311,7 @@ def _pending_used(use: PendingUseError, op: Op, partition: Partition) -> None:
     partition.cta.force(lambda: pending.ready, "wgmma")
 
 
-_TALKING = {"tt.atomic_rmw", "tt.atomic_cas"}
+_TALKING = {"tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_load", "tt.atomic_store", "tt.atomic_poll"}
 _TALKING_PTX = re.compile(r"\b(ld|atom|red|st)\.")
 
 
@@ -322,6 +322,6 @@ def _communicates(op: Op) -> bool:
         return True
     if op.name == "scf.while":  # it may spin on a plain load
         return any(inner.name == "tt.load" for region in op.regions for inner in walk(region))
-    return op.name == "tt.elementwise_inline_asm" and any(
+    return op.name in ("tt.elementwise_inline_asm", "ttg.inline_asm") and any(
         _TALKING_PTX.search(s) for s in op.strings[:1]
     )

@@ -72,13 +72,14 @@ def _init(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         view = view_of(f, a)
         for one in owners(f[0], spread):
-            _make(one, view, count, len(spread.group(one.rank)), op.loc)
+            make_barrier(one, view, count, len(spread.group(one.rank)), op.loc)
         view.init[...] = True
 
     return run
 
 
-def _make(partition: Partition, view: View, count: int, sharers: int, loc: Loc) -> None:
+def make_barrier(partition: Partition, view: View, count: int, sharers: int, loc: Loc) -> None:
+    """Initialise the mbarrier in a view, for `count` arrivals from each CTA that shares it."""
     old = view.buffer.bars.get((view.key[0], partition.rank))
     if old is not None:
         partition.report(
@@ -107,18 +108,22 @@ def _invalidate(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         view = view_of(f, a)
         for one in owners(f[0], spread):
-            barrier = barrier_of(one, view, op.loc, "mbarrier.invalidate")
-            if barrier is None:
-                continue
-            if barrier.loads or one.clock.get(barrier.key, 0) < barrier.last_load:
-                one.report(
-                    "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it "
-                    "is not known to be complete", op.loc, "mbarrier.invalidate",
-                    hint="wait for it first",
-                )  # fmt: skip
-            view.buffer.bars.pop((view.key[0], one.rank), None)
+            invalidate(one, view, op.loc)
 
     return run
+
+
+def invalidate(partition: Partition, view: View, loc: Loc) -> None:
+    """Invalidate the mbarrier in a view."""
+    barrier = barrier_of(partition, view, loc, "mbarrier.invalidate")
+    if barrier is None:
+        return
+    if barrier.loads or partition.clock.get(barrier.key, 0) < barrier.last_load:
+        partition.report(
+            "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it is not "
+            "known to be complete", loc, "mbarrier.invalidate", hint="wait for it first",
+        )  # fmt: skip
+    view.buffer.bars.pop((view.key[0], partition.rank), None)
 
 
 def _routes(

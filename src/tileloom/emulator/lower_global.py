@@ -13,7 +13,7 @@ from tileloom.emulator.cluster import spread_of
 from tileloom.emulator.happens_before import Record
 from tileloom.emulator.ir import Loc, Op, parse_type
 from tileloom.emulator.lower import STEP, Program, Run, lowers
-from tileloom.emulator.machine import Frame, Partition
+from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.memory import SPACING, Desc, Scratch
 from tileloom.emulator.report import LaunchError, UnsupportedKernelError
 
@@ -138,6 +138,64 @@ def _atomic_cas(op: Op, program: Program) -> Run:
             f[0], "exch", order, scope, where, f[value], None, elem, op.loc, compare=f[compare]
         )
         f[d] = old if where.ndim else dtypes.scalar(old, elem)
+
+    return run
+
+
+# ---- atomic loads and stores, from Triton 3.9 on
+@lowers("tt.atomic_load", kind=STEP, words=_ORDERS)
+def _atomic_load(op: Op, program: Program) -> Run:
+    order, scope = op.words
+    address, *rest = op.operands
+    mask_slot = rest[0] if rest else None
+    (d,) = op.results
+    elem = pointee(op)
+
+    def run(f: Frame) -> None:
+        where = np.asarray(f[address])
+        mask = lanes(f, mask_slot, where.shape)
+        value = global_access.atomic_load(f[0], order, scope, where, mask, elem, op.loc)
+        f[d] = value if where.ndim else dtypes.scalar(value, elem)
+
+    return run
+
+
+@lowers("tt.atomic_store", kind=STEP, words=_ORDERS)
+def _atomic_store(op: Op, program: Program) -> Run:
+    order, scope = op.words
+    address, value, *rest = op.operands
+    mask_slot = rest[0] if rest else None
+    elem = pointee(op)
+
+    def run(f: Frame) -> None:
+        where = np.asarray(f[address])
+        mask = lanes(f, mask_slot, where.shape)
+        global_access.atomic_store(f[0], order, scope, where, f[value], mask, elem, op.loc)
+
+    return run
+
+
+@lowers("tt.atomic_poll", kind=STEP, words=_ORDERS)
+def _atomic_poll(op: Op, program: Program) -> Run:
+    order, scope = op.words
+    address, expected = op.operands
+    (d,) = op.results
+    elem = pointee(op)
+
+    def run(f: Frame) -> Wait | None:
+        where, wanted = np.asarray(f[address]), f[expected]
+
+        def known() -> None:
+            global_access.atomic_load(f[0], order, scope, where, None, elem, op.loc)
+            f[d] = True
+
+        def ready() -> bool:
+            return bool(global_access.peek(f[0], where, elem, op.loc) == wanted)
+
+        if ready():
+            known()
+            return None
+        return Wait(ready, lambda: f"atomic_poll for {wanted}", op.loc, known)
 
     return run
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, ptx
+from tileloom.emulator import dtypes, ptx, ptx_mbarrier
 from tileloom.emulator.ir import Op, Type
 from tileloom.emulator.lower import NEST, PURE, STEP, Program, Run, lowers
+from tileloom.emulator.lower_shared import view_of
 from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.ptx_effects import meet, unknown_form
 from tileloom.emulator.ptx_values import KNOWN, WORD, strange_part
@@ -139,6 +140,37 @@ def _inline_asm(op: Op, program: Program) -> Run:
         f[0].here = op.loc
         yield from lanes.run()
         collect(f, lanes)
+
+    return run
+
+
+@lowers("ttg.inline_asm", kind=NEST, attrs=["constraints", "pure"], words=r"")
+def _threadwise_asm(op: Op, program: Program) -> Run:
+    """Lower `gl.inline_asm` (Triton 3.9): one run a thread, shared buffers as addresses."""
+    code = ptx.parse(op.strings[0].replace("$$", "$"))
+    operands, inputs = op.operands, op.operand_types() if op.operands else []
+    types = op.result_types() if op.results else []
+    if any(ty.kind == "tensor" for ty in (*inputs, *types)):
+        raise UnsupportedKernelError(
+            "gl.inline_asm of a tensor, whose registers depend on its layout. "
+            "Try: gl.inline_asm_elementwise",
+            op.loc,
+        )
+
+    def run(f: Frame) -> Generator[Wait | None, None, None]:
+        partition: Partition = f[0]
+        partition.here = op.loc
+        lanes = ptx.Lanes(code, 32 * partition.warps, partition, op.loc)
+        for n, (slot, ty) in enumerate(zip(operands, inputs), len(types)):
+            if ty.kind == "memdesc":
+                word = np.uint32(ptx_mbarrier.address_of(lanes, view_of(f, slot)))
+            else:
+                word = _split(f[slot], ty, 1, 1)[0][0]
+            lanes.registers[f"${n}"] = np.full(lanes.count, word)
+        yield from lanes.run()
+        for n, (slot, ty) in enumerate(zip(op.results, types)):
+            words = lanes.raw(f"${n}", f"b{max(8 * dtypes.size_of(ty.elem), 8)}")
+            f[slot] = _merge([words[:1]], ty, 1, 1)
 
     return run
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tileloom.emulator import dtypes
-from tileloom.emulator.cluster import spread_of
+from tileloom.emulator.cluster import owners, spread_of
+from tileloom.emulator.global_access import apply_lanes
 from tileloom.emulator.ir import Loc, Op
 from tileloom.emulator.layouts import physical_offsets
 from tileloom.emulator.lower import STEP, OutOfViewError, Program, Run, lowers
@@ -270,14 +271,104 @@ def _same_bytes(whole: SharedBuffer, slot: np.ndarray, start: int, made: SharedB
     whole.family.add(made, whole.start - whole.family.members[0].start + start)
 
 
+def _along(index: Any, axis: int, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Return the coordinates of each lane: its own, but for the axis, where an index says."""
+    at = list(np.indices(shape))
+    at[axis] = np.broadcast_to(np.asarray(index).astype(np.int64), shape)
+    return tuple(at)
+
+
+def _check_index(
+    partition: Partition, view: View, index: np.ndarray, axis: int, loc: Loc, what: str
+) -> bool:
+    size = view.data.shape[axis]
+    if index.size and not 0 <= int(index.min()) <= int(index.max()) < size:
+        partition.report(
+            "out-of-bounds", f"{what}: indices from {int(index.min())} to {int(index.max())} lie "
+            f"outside of shared buffer {view.name} with size {size}", loc, what,
+        )  # fmt: skip
+        return False
+    return True
+
+
+@lowers("ttg.local_scatter", kind=STEP, attrs=["axis"], words=r"")
+def _local_scatter(op: Op, program: Program) -> Run:
+    target, *two = op.operands
+    # The index stands in brackets behind the buffer.
+    index, value = two
+    axis = op.int_attr("axis")
+
+    def run(f: Frame) -> None:
+        partition: Partition = f[0]
+        view = view_of(f, target)
+        for one in partition.team:
+            partition.cta.launch.shared.access(view, one, "local scatter", op.loc, write=True)
+        values, where = np.broadcast_arrays(np.asarray(f[value]), np.asarray(f[index]))
+        at = _along(where, axis, where.shape)
+        if not _check_index(partition, view, at[axis], axis, op.loc, "local scatter"):
+            return
+        view.data[at] = values
+        view.init[at] = True
+        if not np.array_equal(view.data[at], values, equal_nan=dtypes.is_float(view.buffer.elem)):
+            partition.report(
+                "race", f"lanes of one local scatter write different values to the same element of "
+                f"shared buffer {view.name}", op.loc, "local scatter",
+                hint="the value that stays is arbitrary: give each element one writer",
+            )  # fmt: skip
+
+    return run
+
+
+@lowers("ttg.local_atomic_scatter_rmw", kind=STEP, attrs=["axis"],
+        words=r"f?add|and|or|xor|u?max|u?min|exch")  # fmt: skip
+def _local_atomic(op: Op, program: Program) -> Run:
+    target, index, value, *rest = op.operands
+    (d,) = op.results
+    axis = op.int_attr("axis")
+    operation = op.words[0]
+    what = "local atomic"
+
+    def run(f: Frame) -> None:
+        partition: Partition = f[0]
+        view = view_of(f, target)
+        elem = view.buffer.elem
+        for one in partition.team:
+            partition.cta.launch.shared.access(view, one, what, op.loc, write=True, atomic=True)
+        values, where = np.broadcast_arrays(np.asarray(f[value]), np.asarray(f[index]))
+        lanes = np.broadcast_to(np.asarray(f[rest[0]], np.bool_) if rest else True, where.shape)
+        at = tuple(i[lanes] for i in _along(where, axis, where.shape))
+        out = np.zeros(where.shape, dtypes.numpy_type(elem))
+        f[d] = out
+        if not _check_index(partition, view, at[axis], axis, op.loc, what):
+            return
+        if not view.init[at].all():
+            check_written(partition, view, what, op.loc)
+        words = dtypes.to_bits(view.data, elem).reshape(-1).copy()
+        flat = np.ravel_multi_index(at, view.data.shape)
+        out[lanes] = apply_lanes(words, flat, values[lanes], operation, elem, None, where, lanes)
+        view.data[...] = dtypes.from_bits(words, elem).reshape(view.data.shape)
+
+    return run
+
+
 @lowers("ttg.local_gather", kind=STEP, attrs=["axis"], words=r"")
 def _local_gather(op: Op, program: Program) -> Run:
     source, index = op.operands[:2]
     (d,) = op.results
     axis = op.int_attr("axis")
+    there, here = (spread_of(ty, program.module) for ty in op.operand_types()[:2])
 
     def run(f: Frame) -> None:
-        value = load(f[0], view_of(f, source), op.loc)
-        f[d] = np.take_along_axis(value, np.asarray(f[index]).astype(np.int64), axis)
+        partition: Partition = f[0]
+        view = view_of(f, source)
+        places = np.asarray(f[index]).astype(np.int64)
+        touched = owners(places, view.data.shape, axis, here, there)
+        for one in partition.team:
+            for rank in touched[one.rank]:
+                partition.cta.launch.shared.access(
+                    view, one, "local load", op.loc, write=False, rank=rank
+                )
+        check_written(partition, view, "local load", op.loc)
+        f[d] = np.take_along_axis(view.data, places, axis)
 
     return run

@@ -16,10 +16,11 @@ from tileloom.emulator.barriers import NamedBarrier
 from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker, join
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.memory import SharedBuffer, Storage
-from tileloom.emulator.report import Access, Reporter, quote
+from tileloom.emulator.report import Access, Reporter, quote_with_callers
 
 if TYPE_CHECKING:
     from tileloom.emulator.lower import Program
+    from tileloom.emulator.memory import View
     from tileloom.emulator.timeline import Timeline
 
 SCHEDULES = ("late", "eager", "random")
@@ -178,6 +179,7 @@ class Cta:
         self.inflight: list[InFlight] = []
         self.buffers: dict[int, SharedBuffer] = {}
         self.named: dict[int, NamedBarrier] = {}
+        self.addresses: list[View] = []
         self.main = Partition(self, "main", launch.program.module.num_warps)
         self.partitions.append(self.main)
         func = launch.program.module.kernel
@@ -429,7 +431,7 @@ class Launch:
             who = f"partition '{p.name}'"
             if len(self.active) > 1:
                 who += f" of program {p.cta.program}"
-            lines.append(f"{who} waits: {quote(wait.loc)}  -- {wait.text()}")
+            lines.append(f"{who} waits: {quote_with_callers(wait.loc)}  -- {wait.text()}")
         if len(blocked) > 12:
             lines.append(f"... and {len(blocked) - 12} more partitions")
         first = blocked[0]
@@ -457,7 +459,7 @@ class Launch:
         partition.here = loc
         where = tuple(
             f"partition '{p.name}' of program {p.cta.program}: "
-            + (quote(p.here) if p.here else "not started")
+            + (quote_with_callers(p.here) if p.here else "not started")
             for c in self.active for p in c.partitions if not p.finished
         )  # fmt: skip
         self.reporter.add(

@@ -64,7 +64,7 @@ class Code:
     def counts_threads(self) -> bool:
         """Whether the result depends on how many threads run the text, or on which one does."""
         return any(
-            i.parts[0] in ("red", "atom", "elect", "st")
+            i.parts[0] in ("red", "atom", "elect", "st", "mbarrier")
             or re.search(r"%(tid|laneid|warpid)", i.text)
             for i in self.instructions
         )

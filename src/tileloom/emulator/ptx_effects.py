@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, global_access, global_edges
+from tileloom.emulator import dtypes, global_access, global_edges, ptx_mbarrier
 from tileloom.emulator.barriers import NamedBarrier
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.lower_async import wait_stores
@@ -42,8 +42,10 @@ def unknown_form(name: str) -> str | None:
         The reason; None if it is known.
     """
     kind, *parts = name.split(".")
-    if kind == "mbarrier" or (kind not in ("fence", "cp") and "shared" in name):
-        return "inline PTX cannot name a shared buffer of the kernel: use Gluon's own operations"
+    if kind == "mbarrier":
+        return ptx_mbarrier.unknown_form(parts)
+    if kind not in ("fence", "cp") and "shared" in name:
+        return "of shared memory only mbarriers are known: load and store buffers by Gluon"
     if kind in ("bar", "barrier"):
         words_ = [p for p in parts if p not in ("cta", "aligned")]
         if words_ not in (["sync"], ["arrive"], ["warp", "sync"]):
@@ -73,7 +75,15 @@ def play(lanes: Lanes, i: Instruction) -> Steps:
     name = i.parts[0]
     if why := unknown_form(i.name):
         raise lanes.fail(why, i)
-    if lanes.partition.cta.clustered and name in ("ld", "st", "atom", "red", "bar", "barrier"):
+    if lanes.partition.cta.clustered and name in (
+        "ld",
+        "st",
+        "atom",
+        "red",
+        "bar",
+        "barrier",
+        "mbarrier",
+    ):
         raise lanes.fail("in a cluster each CTA would run it; that is not played", i)
     if name in ("bar", "barrier"):
         yield from _named_barrier(lanes, i)
@@ -84,6 +94,9 @@ def play(lanes: Lanes, i: Instruction) -> Steps:
         _fence(lanes, i)
     elif name == "cp":
         yield from _bulk(lanes, i)
+    elif name == "mbarrier":
+        operand = next((o for o in i.operands if o.startswith("[")), "")
+        yield from ptx_mbarrier.play(lanes, i, _address(lanes, operand, i))
     elif name == "nanosleep":
         lanes.partition.cta.launch.clock_ns += 32
     elif name == "elect":

@@ -107,6 +107,16 @@ def quote(loc: Loc) -> str:
     return f"{os.path.basename(loc.file)}:{loc.line}  | {source_line(loc)}"
 
 
+def callers_of(loc: Loc) -> list[str]:
+    """Return the quoted call sites around a place, the innermost first."""
+    return [quote(c) for c in loc.chain()[1:] if not source_line(c).startswith("def ")]
+
+
+def quote_with_callers(loc: Loc) -> str:
+    """Return a quoted place on one line, with the calls that led there."""
+    return "".join([quote(loc), *(f"  < {caller}" for caller in callers_of(loc))])
+
+
 @dataclass(frozen=True)
 class Access:
     """One side of a conflict: where it stands and who did it."""
@@ -120,8 +130,7 @@ class Access:
         """Return the access as the lines of a report show it."""
         who = f"({self.what} by partition '{self.partition}', program {self.program})"
         lines = [f"{quote(self.loc)}   {who}"]
-        callers = [c for c in self.loc.chain()[1:] if not source_line(c).startswith("def ")]
-        lines += [f"         called from {quote(c)}" for c in callers]
+        lines += [f"         called from {caller}" for caller in callers_of(self.loc)]
         return "\n".join(lines)
 
 
