@@ -141,25 +141,7 @@ class GluonSm90Config:
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(padded_head_dim(problem.head_dim))
-        if target.kind == "cpu":
-            why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
-        elif target.capability != (9, 0):
-            why.append(
-                f"it needs compute capability 9.0, and {target.name} has "
-                f"{target.capability[0]}.{target.capability[1]}"
-            )
-        if not has_triton():
-            why.append("Triton is not installed")
-        if problem.dtype not in _HALF:
-            why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
-        if problem.head_dim != problem.head_dim_v:
-            why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
-        if problem.head_dim % 8 or not 8 <= problem.head_dim <= 256:
-            why.append(f"head dim {problem.head_dim} is not a multiple of 8 in 8..256")
-        if problem.has_mask:
-            why.append("a bool mask tensor is given")
-        if problem.has_bias:
-            why.append("a bias is given")
+        why += hopper_reasons(problem, target)
         if not problem.scale > 0:
             why.append(f"scale {problem.scale} is not positive")
         if problem.len_q + problem.len_k > 2**30:
@@ -195,6 +177,31 @@ class GluonSm90Config:
 
 AttentionConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 BACKENDS = ("gluon_sm90", "triton", "reference")
+
+
+def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
+    """Why no Hopper kernel, forward or backward, takes a problem."""
+    why: list[str] = []
+    if target.kind == "cpu":
+        why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
+    elif target.capability != (9, 0):
+        why.append(
+            f"it needs compute capability 9.0, and {target.name} has "
+            f"{target.capability[0]}.{target.capability[1]}"
+        )
+    if not has_triton():
+        why.append("Triton is not installed")
+    if problem.dtype not in _HALF:
+        why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
+    if problem.head_dim != problem.head_dim_v:
+        why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
+    if problem.head_dim % 8 or not 8 <= problem.head_dim <= 256:
+        why.append(f"head dim {problem.head_dim} is not a multiple of 8 in 8..256")
+    if problem.has_mask:
+        why.append("a bool mask tensor is given")
+    if problem.has_bias:
+        why.append("a bias is given")
+    return why
 
 
 def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> list[str]:

@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tileloom.ops._op import has_triton
-from tileloom.ops.attention.config import padded_head_dim, tma_reasons
+from tileloom.ops.attention.config import hopper_reasons, padded_head_dim, tma_reasons
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.target import Target
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def tile_width(head_dim: int) -> int:
@@ -47,29 +44,11 @@ class GluonSm90BackwardConfig:
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(problem.head_dim)
-        if target.kind == "cpu":
-            why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
-        elif target.capability != (9, 0):
-            why.append(
-                f"it needs compute capability 9.0, and {target.name} has "
-                f"{target.capability[0]}.{target.capability[1]}"
-            )
-        if not has_triton():
-            why.append("Triton is not installed")
+        why += hopper_reasons(problem, target)
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"
             )
-        if problem.dtype not in _HALF:
-            why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
-        if problem.head_dim != problem.head_dim_v:
-            why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
-        if problem.head_dim % 8 or not 8 <= problem.head_dim <= 256:
-            why.append(f"head dim {problem.head_dim} is not a multiple of 8 in 8..256")
-        if problem.has_mask:
-            why.append("a bool mask tensor is given")
-        if problem.has_bias:
-            why.append("a bias is given")
         if not problem.scale >= 2.0**-100:
             why.append(f"scale {problem.scale} is not positive, or below 2^-100")
         if problem.len_q + problem.len_k > 2**30:
