@@ -124,6 +124,31 @@ def spread_of(ty: Type, module: Module) -> Spread:
     return _spread(tuple(tuple(b) for b in bases), ty.shape, count)
 
 
+def owners(
+    places: np.ndarray, shape: tuple[int, ...], axis: int, here: Spread, there: Spread
+) -> list[list[int]]:
+    """Return for each CTA those whose memory it touches at computed places along an axis.
+
+    Args:
+        places: The place of each lane.
+        shape: Of the shared memory, all CTAs' parts together.
+        axis: The axis.
+        here: How the lanes are spread.
+        there: How the memory is spread; of copies each CTA touches its own.
+
+    Returns:
+        A list of CTAs for each CTA.
+    """
+    count = len(here.parts)
+    if there.pieces < max(count, 2):
+        return [[rank] for rank in range(count)]
+    owner = np.empty(shape, np.int64)
+    for rank, part in enumerate(there.parts):
+        owner[part] = rank
+    found = np.take_along_axis(owner, places, axis)
+    return [np.unique(found[part]).tolist() for part in here.parts]
+
+
 def arrive_all(partition: Partition, *, relaxed: bool = False) -> None:
     """Let every CTA arrive at the cluster's barrier.
 
