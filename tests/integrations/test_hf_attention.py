@@ -69,6 +69,32 @@ def assert_agrees_with_eager(kind, shown, **inputs):
     return choices
 
 
+def weight_gradients(model, shown, **inputs):
+    """The gradients of all weights in one row, of a fixed mixture of what the tokens come to."""
+    states = model(**inputs, output_hidden_states=True)
+    states = states.hidden_states if "hidden_states" in states else states.decoder_hidden_states
+    mixture = torch.randn(states[-1].shape, generator=torch.Generator().manual_seed(1))
+    (states[-1] * mixture)[shown].sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("kind", ["bert", "llama", "t5"])
+def test_training_agrees_with_eager(kind):
+    ids, mask = batch(LENGTHS, "right")
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    shown = mask.bool()
+    if kind == "t5":  # whose position bias is trained as well
+        inputs["decoder_input_ids"] = batch([6, 6, 6, 6], "right", seed=1)[0]
+        shown = ...
+    truth = weight_gradients(build(kind, "plain", torch.float64), shown, **inputs)
+    baseline = weight_gradients(build(kind, "eager"), shown, **inputs)
+    with record_choices() as choices:
+        actual = weight_gradients(build(kind, "tileloom"), shown, **inputs)
+    assert "attention_bwd" in {choice.op for choice in choices}
+    assert_accurate(actual, truth, baseline, name=kind)
+
+
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["bert", "llama", "mistral", "gemma3", "modernbert"])

@@ -249,9 +249,10 @@ def weigh(
 def scores_of(pointer, batch, head, stride_b, stride_h, MODE: tl.constexpr, VECTOR: tl.constexpr):
     """Point at the first row and key of one head's mask or bias."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    place = batch * (stride_b * UNIT) + head * (stride_h * UNIT)
     if MODE > 0:
-        pointer = pointer + (batch * (stride_b * UNIT) + head * (stride_h * UNIT))
-    return pointer
+        place = pointer + place
+    return place
 
 
 @triton.jit
