@@ -6,6 +6,7 @@ written down: grid, block, shared memory, stream, attributes and the bytes of ev
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import math
@@ -134,3 +135,19 @@ class FakeCuda:
             tuple(numbers[:3]), tuple(numbers[3:6]), numbers[6], stream, function,
             raw[48 : 48 + 72 * count], raw[344 : 344 + used],
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def installed(folder: Path):
+    """Triton's CUDA driver over the fake library, inside a `with` block."""
+    from triton.runtime.driver import driver
+
+    before, path = driver._active, os.environ.get("TRITON_LIBCUDA_PATH")
+    try:
+        yield FakeCuda(folder)
+    finally:
+        driver.set_active(before)
+        os.environ.pop("TRITON_LIBCUDA_PATH", None)
+        if path is not None:
+            os.environ["TRITON_LIBCUDA_PATH"] = path
+        tiers._verdicts.clear()

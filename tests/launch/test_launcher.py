@@ -34,15 +34,8 @@ PREPARED = ("packed", "direct", "seam")
 @pytest.fixture(scope="module")
 def cuda(tmp_path_factory):
     """Triton's CUDA driver over the fake library, for this file."""
-    from triton.runtime.driver import driver
-
-    before, path = driver._active, os.environ.get("TRITON_LIBCUDA_PATH")
-    yield fake_cuda.FakeCuda(tmp_path_factory.mktemp("cuda"))
-    driver.set_active(before)
-    os.environ.pop("TRITON_LIBCUDA_PATH")
-    if path is not None:
-        os.environ["TRITON_LIBCUDA_PATH"] = path
-    tiers._verdicts.clear()
+    with fake_cuda.installed(tmp_path_factory.mktemp("cuda")) as fake:
+        yield fake
 
 
 @pytest.fixture(params=PREPARED)

@@ -1,0 +1,111 @@
+"""What the driver is given by attention's bound launches is what Triton's own launches give it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.launch import fake_cuda
+
+from tileloom import knobs, masks
+from tileloom import target as targets
+from tileloom.launch.launcher import prepared
+from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
+from tileloom.ops.attention.problem import AttentionProblem
+
+pytest.importorskip("triton")
+
+
+class Pretend(torch.Tensor):
+    """A CPU tensor that a launcher takes for one on the GPU: here nothing is read or written."""
+
+    is_cuda = True
+
+
+def pretend(*shape, dtype=torch.float16):
+    return torch.zeros(shape, dtype=dtype).as_subclass(Pretend)
+
+
+@pytest.fixture(scope="module")
+def cuda(tmp_path_factory):
+    with fake_cuda.installed(tmp_path_factory.mktemp("cuda")) as fake:
+        prepared.cache_clear()
+        yield fake
+        prepared.cache_clear()
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    from tileloom.ops.attention import launch_gluon_sm90_fwd as module
+
+    zero = pretend(4, dtype=torch.int32)
+    monkeypatch.setattr(module, "zero_counter", lambda like: zero)
+
+
+def last_launch(cuda, bind, arguments, tensors):
+    """Launch four times; what the driver saw of the last."""
+    with targets.override(targets.H100):
+        launch = bind(*arguments)
+        for _ in range(4):
+            launch(*tensors)
+        launchers = [one for one in _launchers() if one._variants]
+        for variant in (v for one in launchers for v in one._variants.values()):
+            cuda.define(variant.compiled)
+        launch(*tensors)
+    return cuda.last()
+
+
+def _launchers():
+    from tileloom.launch import watch
+    from tileloom.launch.launcher import Launcher
+
+    return [one for one in list(watch._everyone) if isinstance(one, Launcher)]
+
+
+def both_ways(cuda, bind, config, tensors, mask):
+    q, k, v, visible, bias, lengths, *_ = tensors
+    problem = AttentionProblem.of(q, k, v, visible, bias, lengths, mask.band, 0.125)
+    arguments = (problem, config, *tensors)
+    ours = last_launch(cuda, bind, arguments, tensors)
+    compiled = {v.compiled.function for one in _launchers() for v in one._variants.values()}
+    prepared.cache_clear()
+    with knobs.scope({"launch.tier": "plain"}):
+        with targets.override(targets.H100):
+            bind(*arguments)(*tensors)
+        theirs = cuda.last()
+    prepared.cache_clear()
+    assert theirs.function in compiled
+    assert len(ours.values) > 100
+    assert ours == theirs
+
+
+TMA, REGISTERS = (GluonSm90Config(2, 128, 2, store, 240) for store in ("tma", "registers"))
+rare = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("config", "has_lengths"),
+    [(TMA, True), *(pytest.param(*c, marks=rare) for c in [(TMA, False), (REGISTERS, True)])],
+)
+def test_the_hopper_kernel(cuda, counter, config, has_lengths):
+    from tileloom.ops.attention.launch_gluon_sm90_fwd import bind_attention_fwd
+
+    q, out = pretend(2, 4, 300, 64), pretend(2, 300, 4, 64).transpose(1, 2)
+    k, v = pretend(2, 2, 500, 64), pretend(2, 2, 500, 64)
+    lengths = pretend(2, dtype=torch.int32) if has_lengths else None
+    lse = pretend(2, 4, 300, dtype=torch.float32)
+    mask = masks.causal() if has_lengths else masks.window(None, None)
+    tensors = (q, k, v, None, None, lengths, out, lse)
+    both_ways(cuda, bind_attention_fwd, config, tensors, mask)
+
+
+@pytest.mark.parametrize("has_extras", [True, pytest.param(False, marks=rare)])
+def test_the_portable_kernel(cuda, has_extras):
+    from tileloom.ops.attention.kernel_triton import bind_attention_fwd
+
+    q, k, v = (pretend(2, 2, 100, 64) for _ in range(3))
+    out, lse = pretend(2, 2, 100, 64), pretend(2, 2, 100, dtype=torch.float32)
+    visible = pretend(100, 100, dtype=torch.bool) if has_extras else None
+    bias = pretend(2, 1, 100, 100, dtype=torch.float32) if has_extras else None
+    lengths = pretend(2, dtype=torch.int64) if has_extras else None
+    tensors = (q, k, v, visible, bias, lengths, out, lse)
+    both_ways(cuda, bind_attention_fwd, TritonConfig(), tensors, masks.window(10, 0))
