@@ -42,3 +42,38 @@ def hold(x):
         )
     else:
         return x
+
+
+@triton.jit
+def post(word, number):
+    """Show a float32 to the other parts: a word that is -1 until it holds the number.
+
+    The word says itself that it is there, so that nothing has to wait for earlier stores, as
+    `meet` has. A NaN is shown as the usual one, whose bits are not those of -1.
+    """
+    number = tl.where(number != number, float("nan"), number)
+    tl.atomic_xchg(word, number.to(tl.int32, bitcast=True), sem="relaxed")
+
+
+@triton.jit
+def collect(words, parts, PARTS: tl.constexpr, KINDS: tl.constexpr):
+    """Wait for what all parts of a row post, `[KINDS, parts]` words; `[KINDS, PARTS]` float32.
+
+    PARTS is the power of two that holds `parts`; what is beyond is 0. KINDS is 1 or 2.
+    """
+    each = tl.arange(0, PARTS)
+    known = (each < parts)[None, :] & (tl.arange(0, KINDS) >= 0)[:, None]
+    at = words + (tl.arange(0, KINDS).to(tl.int64) * parts)[:, None] + each[None, :]
+    # Atomics, for their result is one for all threads: copies of a load might end the loop apart.
+    found = tl.atomic_or(at, 0, mask=known, sem="relaxed")
+    while tl.max(tl.max((known & (found == -1)).to(tl.int32), 1), 0) != 0:
+        found = tl.atomic_or(at, 0, mask=known, sem="relaxed")
+    found = tl.where(known, found, 0)
+    return found.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def kind_of(numbers, kind: tl.constexpr):
+    """One row of what `collect` gives, `[PARTS]`."""
+    own = tl.arange(0, numbers.shape[0]) == kind
+    return tl.sum(tl.where(own[:, None], numbers, 0.0), 0)

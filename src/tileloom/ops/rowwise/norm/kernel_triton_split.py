@@ -9,11 +9,10 @@ the other, and adds up its share of dweight and dbias in registers:
     row 0 | t = 0 | t = 1 | t = 2 |            rows 0, 2, 4 | t = 0 | t = 1 | t = 2 |
     row 1 | t = 3 | t = 4 | t = 5 |            rows 1, 3, 5 | t = 3 | t = 4 | t = 5 |
 
-Who waits for whom: each part of a row for all others of it, once, at `pieces_split.meet`. What it
-has read stays in registers meanwhile, and a backward program asks for its next row before it waits
-(AHEAD). Where registers are short, it reads its part again afterwards, and its share of dweight and
-dbias lies in memory between two rows; both come from L2. All add up the parts' sums in the same
-order.
+Who waits for whom: each part of a row for all others of it, once, at `pieces_split.collect`.
+What it has read stays in registers meanwhile, and a backward program asks for its next row before
+it waits (AHEAD). Where registers are short, it reads its part again afterwards, and its share of
+dweight and dbias lies in memory between two rows; both come from L2. All add up in the same order.
 
 Bytes moved: every tensor once, whatever the length of the rows (again: from L2); 8 bytes a part.
 
@@ -25,7 +24,7 @@ import triton.language as tl
 
 from tileloom.ops.rowwise.norm.kernel_triton_bwd import STRIDES as STRIDES_BACKWARD
 from tileloom.ops.rowwise.norm.kernel_triton_fwd import INTEGERS as INTEGERS_FORWARD
-from tileloom.ops.rowwise.pieces_split import meet, take_ticket
+from tileloom.ops.rowwise.pieces_split import collect, kind_of, post, take_ticket
 from tileloom.ops.rowwise.pieces_triton import column_offsets, row_offsets
 
 FORWARD_INTEGERS = ("parts", *INTEGERS_FORWARD[1:])
@@ -47,7 +46,7 @@ def _part(
 
 @triton.jit(do_not_specialize=FORWARD_INTEGERS)
 def norm_fwd_split_kernel(
-    x, residual, weight, bias, out, stream, mean, rstd, counters, sums, eps,
+    x, residual, weight, bias, out, stream, mean, rstd, words, eps,
     parts, width_units, size_1, size_2,
     x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d, o_0, o_1, o_2, o_d, weight_d, bias_d,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
@@ -55,12 +54,13 @@ def norm_fwd_split_kernel(
 ):  # fmt: skip
     """Normalise one part of one row.
 
-    `counters` is int32 `[1 + rows]`, zero; `sums` is float32 `[rows, parts, 2]`: a part's mean (0
-    for rms) and sum of squared distances from it. PARTS is the power of two that holds `parts`.
+    `words` is int32, all -1: the ticket, then `[rows, kinds, parts]`: a part's sum of squared
+    distances from its mean, and for layer norm this mean. PARTS is the power of two that holds
+    `parts`.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     width = tl.cast(width_units, tl.int64) * UNIT
-    ticket = take_ticket(counters)
+    ticket = take_ticket(words) + 1
     row = tl.cast(ticket // parts, tl.int64)
     part = tl.cast(ticket % parts, tl.int64)
     columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -74,22 +74,22 @@ def norm_fwd_split_kernel(
         at = _part(stream, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
         tl.store(at, h, mask=seen)
     h = h.to(tl.float32)
-    sums += row * parts * 2
-    own = sums + part * 2
+    KINDS: tl.constexpr = 2 if CENTRED else 1
+    words += 1 + row * (parts * KINDS)
     if CENTRED:
         centre = tl.sum(h, 0) / tl.minimum(width - part * BLOCK, BLOCK).to(tl.float32)
         away = tl.where(seen, h - centre, 0.0)
-        tl.store(own, centre)
-        tl.store(own + 1, tl.sum(away * away, 0))
+        post(words + parts + part, centre)
+        post(words + part, tl.sum(away * away, 0))
     else:
-        tl.store(own + 1, tl.sum(h * h, 0))
-    meet(counters, row, parts)
+        post(words + part, tl.sum(h * h, 0))
+    numbers = collect(words, parts, PARTS, KINDS)
 
-    each = tl.arange(0, PARTS).to(tl.int64)
-    known = each < parts
-    squares = tl.load(sums + each * 2 + 1, mask=known, other=0.0)
+    squares = kind_of(numbers, 0)
     if CENTRED:
-        means = tl.load(sums + each * 2, mask=known, other=0.0)
+        each = tl.arange(0, PARTS).to(tl.int64)
+        known = each < parts
+        means = kind_of(numbers, 1)
         sizes = tl.where(known, tl.minimum(width - each * BLOCK, BLOCK), 0).to(tl.float32)
         centre = tl.sum(means * sizes, 0) / width
         squares += sizes * (means - centre) * (means - centre)
@@ -126,7 +126,7 @@ def _two_parts(
 
 @triton.jit(do_not_specialize=BACKWARD_INTEGERS)
 def norm_bwd_split_kernel(
-    g, e, h, weight, mean, rstd, dh, partial, counters, sums,
+    g, e, h, weight, mean, rstd, dh, partial, words,
     count, parts, groups, width_units, size_1, size_2,
     g_0, g_1, g_2, g_d, e_0, e_1, e_2, e_d, h_0, h_1, h_2, h_d, o_0, o_1, o_2, o_d, weight_d,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
@@ -134,12 +134,12 @@ def norm_bwd_split_kernel(
 ):  # fmt: skip
     """Walk over the rows of one group, in one part.
 
-    `counters` is int32 `[1 + rows]`, zero; `sums` is float32 `[rows, parts, 2]`: a part's sums of
-    a * xhat and of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`.
+    `words` is int32, all -1: the ticket, then `[rows, kinds, parts]`: a part's sum of a * xhat, and
+    for layer norm that of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     width = tl.cast(width_units, tl.int64) * UNIT
-    ticket = take_ticket(counters)
+    ticket = take_ticket(words) + 1
     group = ticket // parts
     part = tl.cast(ticket % parts, tl.int64)
     columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -152,7 +152,7 @@ def norm_bwd_split_kernel(
         share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
-    each = tl.arange(0, PARTS).to(tl.int64)
+    KINDS: tl.constexpr = 2 if CENTRED else 1
     if AHEAD:
         next_h, next_g = _two_parts(
             h, g, tl.cast(group, tl.int64), count, columns, seen, size_1, size_2,
@@ -183,16 +183,16 @@ def norm_bwd_split_kernel(
             if not AHEAD:
                 w = tl.load(weight, mask=seen, other=0.0, eviction_policy="evict_last")
             a = a * w.to(tl.float32)
-        own = sums + (row * parts + part) * 2
-        tl.store(own, tl.sum(a * xhat, 0))
+        of_row = words + 1 + row * (parts * KINDS)
+        post(of_row + part, tl.sum(a * xhat, 0))
         if CENTRED:
-            tl.store(own + 1, tl.sum(a, 0))
+            post(of_row + parts + part, tl.sum(a, 0))
         if AHEAD:
             next_h, next_g = _two_parts(
                 h, g, row + groups, count, columns, seen, size_1, size_2,
                 h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, "",
             )  # fmt: skip
-        meet(counters, row, parts)
+        numbers = collect(of_row, parts, PARTS, KINDS)
         if not AHEAD:
             next_h, next_g = _two_parts(
                 h, g, row, count, columns, seen, size_1, size_2,
@@ -206,10 +206,9 @@ def norm_bwd_split_kernel(
             if weight is not None:
                 a = a * tl.load(weight, mask=seen, other=0.0).to(tl.float32)
 
-        of_row = sums + (row * parts + each) * 2
-        y = a - xhat * (tl.sum(tl.load(of_row, mask=each < parts, other=0.0), 0) / width)
+        y = a - xhat * (tl.sum(kind_of(numbers, 0), 0) / width)
         if CENTRED:
-            y -= tl.sum(tl.load(of_row + 1, mask=each < parts, other=0.0), 0) / width
+            y -= tl.sum(kind_of(numbers, 1), 0) / width
         y = y * scale
         if e is not None:
             at = _part(e, row, columns, size_1, size_2, e_0, e_1, e_2, e_d, GROUPS, VECTOR)

@@ -124,7 +124,7 @@ def forward_split_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_fwd_split_kernel
 
     rows, added, bias, mean = _types(problem)
-    tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32", "*i32", "*fp32")
+    tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32", "*i32")
     _, fixed = arguments.forward_split(problem, tile, (None, None), 1e-5)
     name = _name("norm_fwd_split", problem, tile)
     return row_spec(name, norm_fwd_split_kernel, tensors, fixed, tile.num_warps)
@@ -147,7 +147,7 @@ def backward_split_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
     rows, added, _, mean = _types(problem)
-    tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", "*i32", "*fp32")
+    tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", "*i32")
     _, fixed = arguments.backward_split(problem, tile, None, H100.sms)
     name = _name("norm_bwd_split", problem, tile)
     return row_spec(name, norm_bwd_split_kernel, tensors, fixed, tile.num_warps)

@@ -155,13 +155,11 @@ def _whole_forward(
     return run
 
 
-def _meeting_place(problem: NormProblem, tile: Tile, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate what the programs of shared rows meet at: counters, all 0, and the parts' sums."""
-    count, parts = problem.rows.count, parts_of(problem, tile)
-    return (
-        torch.zeros(1 + count, dtype=torch.int32, device=like.device),
-        like.new_empty((count, parts, 2), dtype=torch.float32),
-    )
+def _words(problem: NormProblem, tile: Tile, like: Tensor) -> Tensor:
+    """Allocate what the programs of shared rows meet at: a ticket, and a word for each sum."""
+    kinds = 2 if problem.is_centred else 1
+    count = 1 + problem.rows.count * parts_of(problem, tile) * kinds
+    return torch.full((count,), -1, dtype=torch.int32, device=like.device)
 
 
 def _split_forward(
@@ -178,8 +176,7 @@ def _split_forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
     ) -> Results:
         out, stream, mean, rstd = results = _outputs(problem, x, saves)
-        place = _meeting_place(problem, tile, x)
-        launch(x, residual, weight, bias, out, stream, mean, rstd, *place)
+        launch(x, residual, weight, bias, out, stream, mean, rstd, _words(problem, tile, x))
         return results
 
     return run
@@ -319,8 +316,8 @@ def _split_backward(
     ) -> Results:  # fmt: skip
         dh = torch.empty_like(h)
         partial, dweight, dbias = _vectors(problem, groups, weight, bias)
-        place = _meeting_place(problem, tile, h)
-        launch(grad, stream_grad, h, weight, mean, rstd, dh, partial, *place)
+        words = _words(problem, tile, h)
+        launch(grad, stream_grad, h, weight, mean, rstd, dh, partial, words)
         if partial is not None:
             sum_shares(partial, dweight, dbias)
         return dh, dweight, dbias
