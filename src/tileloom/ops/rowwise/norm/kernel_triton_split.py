@@ -79,7 +79,7 @@ def norm_fwd_split_kernel(
     if CENTRED:
         centre = tl.sum(h, 0) / tl.minimum(width - part * BLOCK, BLOCK).to(tl.float32)
         away = tl.where(seen, h - centre, 0.0)
-        post(words + parts + part, centre)
+        post(words + (part + parts), centre)
         post(words + part, tl.sum(away * away, 0))
     else:
         post(words + part, tl.sum(h * h, 0))
@@ -186,7 +186,7 @@ def norm_bwd_split_kernel(
         of_row = words + 1 + row * (parts * KINDS)
         post(of_row + part, tl.sum(a * xhat, 0))
         if CENTRED:
-            post(of_row + parts + part, tl.sum(a, 0))
+            post(of_row + (part + parts), tl.sum(a, 0))
         if AHEAD:
             next_h, next_g = _two_parts(
                 h, g, row + groups, count, columns, seen, size_1, size_2,

@@ -28,7 +28,7 @@ _SPILLS: Mapping[tuple[str, int], tuple[int, str]] = {
     ("norm_fwd", 32768): (16, _ON_H100 + "0.98; two programs a row, which spill nothing, 0.84."),
     ("norm_bwd", 16384): (144, _ON_H100 + "0.95; two programs a row, which spill nothing, 0.63."),
     ("norm_bwd_split", 8192): (
-        400,
+        640,
         _ON_H100 + "fp32 0.81 with spills, 0.79 with parts of 2048, which spill nothing.",
     ),
     ("norm_bwd_split", 16384): (
