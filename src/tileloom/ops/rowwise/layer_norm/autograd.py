@@ -47,7 +47,7 @@ def _backward(
     config: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     plan = backward_plan(
-        "layer_norm", grad, stream_grad, h, weight, bias, config,
+        "layer_norm", grad, stream_grad, h, weight, bias, mean, rstd, config,
         needs_weight=needs_weight, needs_bias=needs_bias,
     )  # fmt: skip
     announce(plan.choice, plan.choice.problem)

@@ -184,7 +184,8 @@ def _split_forward(
 
 def backward_plan(
     op: str, grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
-    bias: Tensor | None, config: str, *, needs_weight: bool, needs_bias: bool,
+    bias: Tensor | None, mean: Tensor | None, rstd: Tensor, config: str,
+    *, needs_weight: bool, needs_bias: bool,
 ) -> Plan:  # fmt: skip
     """Decide how a backward call runs, or find what was decided.
 
@@ -195,6 +196,8 @@ def backward_plan(
         h: What was normalised: x or the stream, `[..., n]`.
         weight: `[n]` or None.
         bias: `[n]` or None; only its dtype matters.
+        mean: `[...]`, or None for rms norm.
+        rstd: `[...]`.
         config: The config's text; "" chooses.
         needs_weight: Whether the weight's gradient is wanted.
         needs_bias: Whether the bias's gradient is wanted.
@@ -204,7 +207,9 @@ def backward_plan(
         weight and bias; None where one is not wanted.
     """
     dtype = None if bias is None else bias.dtype
-    key = plan_key((grad, stream_grad, h, weight), op, dtype, config, needs_weight, needs_bias)
+    key = plan_key(
+        (grad, stream_grad, h, weight, mean, rstd), op, dtype, config, needs_weight, needs_bias
+    )
     found = _backward_plans.get(key) if h.is_cuda else None
     if found is not None:
         return found

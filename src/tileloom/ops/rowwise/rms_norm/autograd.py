@@ -42,7 +42,7 @@ def _backward(
     needs_weight: bool, config: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     plan = backward_plan(
-        "rms_norm", grad, stream_grad, h, weight, None, config,
+        "rms_norm", grad, stream_grad, h, weight, None, None, rstd, config,
         needs_weight=needs_weight, needs_bias=False,
     )  # fmt: skip
     announce(plan.choice, plan.choice.problem)
