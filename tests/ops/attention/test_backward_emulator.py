@@ -82,7 +82,7 @@ def test_every_form_under_every_schedule(case):
     play(case, config_for(case), "machine")
 
 
-@pytest.mark.parametrize("form", ["full", "window-lengths", "bias-of-heads"])
+@pytest.mark.parametrize("form", ["full", "window-lengths", "strided"])
 def test_forms_on_sm_80(form):
     case = next(case for case in FORMS if case.name == form)
     config = config_for(case)

@@ -103,8 +103,14 @@ class TritonBackwardConfig:
             if programs > _MAX_INT32:
                 why.append(f"{text} is {programs}, more than 2^31 - 1")
         why += [*self.dkv.faults("dkv"), *self.dq.faults("dq")]
-        if max(self.dkv.num_stages, self.dq.num_stages) > 1 and problem.dtype in _HALF:
-            why += pipeline_reasons(target)
+        if max(self.dkv.num_stages, self.dq.num_stages) > 1:
+            if problem.dtype in _HALF:
+                why += pipeline_reasons(target)
+            if problem.has_mask or problem.has_bias:
+                why.append(
+                    "num_stages is above 1 with a mask or bias, of which Triton's pipeline then "
+                    "reads entries past the last key (seen on the emulator with 3.7.1)"
+                )
         if problem.dtype == torch.float32 and target.capability[0] == 10:
             for name, rows in (("dkv.block_n", self.dkv.block_n), ("dq.block_m", self.dq.block_m)):
                 if rows >= 64:
