@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import math
 import os
 import struct
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tileloom import launch
 from tileloom.launch import driver as ours
 from tileloom.launch import tiers
 from tileloom.launch.bundle_parameters import ptx_fields
@@ -137,17 +140,59 @@ class FakeCuda:
         )  # fmt: skip
 
 
+@functools.cache
+def _the_one() -> FakeCuda:
+    # Triton's C code finds the driver's functions once: a second library would never be asked.
+    return FakeCuda(Path(tempfile.mkdtemp(prefix="tileloom-fake-cuda-")))
+
+
 @contextlib.contextmanager
-def installed(folder: Path):
-    """Triton's CUDA driver over the fake library, inside a `with` block."""
+def installed():
+    """Triton's CUDA driver over the fake library, inside a `with` block; one for a process."""
     from triton.runtime.driver import driver
 
     before, path = driver._active, os.environ.get("TRITON_LIBCUDA_PATH")
+    fake = _the_one()
+    driver.set_active(fake.driver)
+    fake.believe()
     try:
-        yield FakeCuda(folder)
+        yield fake
     finally:
         driver.set_active(before)
         os.environ.pop("TRITON_LIBCUDA_PATH", None)
         if path is not None:
             os.environ["TRITON_LIBCUDA_PATH"] = path
         tiers._verdicts.clear()
+
+
+def tensors(count, dtype=torch.float32):
+    return [DeviceTensor(dtype) for _ in range(count)]
+
+
+class Both:
+    """Launches a kernel by Triton and by us, and compares what the driver saw."""
+
+    def __init__(self, cuda, kernel, **options):
+        self.cuda, self.kernel, self.options = cuda, kernel, options
+        self.launcher = launch.prepare(kernel, **options)
+        self.defined = set()
+
+    def __call__(self, grid, *args, **named):
+        compiled = self.kernel[grid](*args, **named, **self.options)
+        if compiled.function not in self.defined:
+            self.cuda.define(compiled)
+            self.defined.add(compiled.function)
+            self.kernel[grid](*args, **named, **self.options)
+        expected, before = self.cuda.last(), self.cuda.count()
+        assert expected.values
+        result = self.launcher[grid](*args, **named)
+        assert self.cuda.count() == before + 1
+        assert self.cuda.last() == expected
+        assert result is compiled
+        return expected
+
+
+def warm(launcher, args, **named):
+    for _ in range(4):
+        launcher[(8,)](*args, **named)
+    assert launcher._table

@@ -252,6 +252,7 @@ def test_spawn(xyz):
     child.join()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_fork_says_what_torch_says(xyz):
     """CUDA does not survive a fork: the child must not launch by what the parent prepared."""
     x, y, out = xyz

@@ -26,8 +26,8 @@ def pretend(*shape, dtype=torch.float16):
 
 
 @pytest.fixture(scope="module")
-def cuda(tmp_path_factory):
-    with fake_cuda.installed(tmp_path_factory.mktemp("cuda")) as fake:
+def cuda():
+    with fake_cuda.installed() as fake:
         prepared.cache_clear()
         yield fake
         prepared.cache_clear()
