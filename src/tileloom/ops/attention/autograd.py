@@ -19,6 +19,7 @@ from tileloom.ops.attention.config import (
     TritonConfig,
     choose,
     decode,
+    outpaced_by,
 )
 from tileloom.ops.attention.masks import Band, Mask
 from tileloom.ops.attention.problem import AttentionProblem
@@ -83,9 +84,7 @@ def _forward(
     target = target_of(q)
     problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale)
     choice = choose(problem, target, decode(config))
-    fast_refused = "gluon_sm90" in choice.refused and target.capability == (9, 0)
-    is_slower = fast_refused and q.dtype in (torch.float16, torch.bfloat16)
-    slower_than = "gluon_sm90" if is_slower else None
+    slower_than = outpaced_by(choice, problem, target)
     _op.announce(choice, slower_than=slower_than)
     out, lse = empty_outputs(q, v)
     if problem.is_empty:

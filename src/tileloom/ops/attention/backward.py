@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tileloom.ops import _op
-from tileloom.ops.attention.config import ReferenceConfig
+from tileloom.ops.attention.config import ReferenceConfig, outpaced_by
 from tileloom.ops.attention.config_backward import (
     AttentionBackwardConfig,
     TritonBackwardConfig,
@@ -85,8 +85,9 @@ def _backward(
 ) -> Gradients:
     band = Band(left_top, right_top, left_bottom, right_bottom)
     problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale)
-    choice = choose_backward(problem, target_of(q), decode_backward(config))
-    _op.announce(choice)
+    target = target_of(q)
+    choice = choose_backward(problem, target, decode_backward(config))
+    _op.announce(choice, slower_than=outpaced_by(choice, problem, target))
     needs = (needs_q, needs_kv, needs_bias and bias is not None)
     gradients = _empty_gradients(q, k, v, bias, *needs)
     if problem.is_empty:

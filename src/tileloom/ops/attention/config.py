@@ -179,6 +179,13 @@ AttentionConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
+def outpaced_by(choice: Choice, problem: AttentionProblem, target: Target) -> str | None:
+    """Name the backend that would be more than 20 % faster, had it not refused; else None."""
+    if "gluon_sm90" in choice.refused and target.capability == (9, 0) and problem.dtype in _HALF:
+        return "gluon_sm90"
+    return None
+
+
 def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
     """Why no Hopper kernel, forward or backward, takes a problem."""
     why: list[str] = []
