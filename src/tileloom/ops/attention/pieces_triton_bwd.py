@@ -36,8 +36,9 @@ def chunked_product(
     product = tl.zeros([a.shape[0], b.shape[0]], tl.float32)
     for chunk in range(0, BLOCK, CHUNK):
         there = columns < WIDTH - chunk
-        a_block = load_tile(a + chunk * a_step, a_rows, there, True, WIDTH < BLOCK)
-        b_block = load_tile(b + chunk * b_step, b_rows, there, True, WIDTH < BLOCK)
+        at = tl.cast(chunk, tl.int64)
+        a_block = load_tile(a + at * a_step, a_rows, there, True, WIDTH < BLOCK)
+        b_block = load_tile(b + at * b_step, b_rows, there, True, WIDTH < BLOCK)
         product = tl.dot(a_block, tl.trans(b_block), product, input_precision="ieee")
     return product
 
