@@ -52,20 +52,17 @@ def block_pointers(row, start, inside, stride_d, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def load_block(row, start, inside, n, other, stride_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
-    """Load a block of a row; with CUT `other` from n on."""
+def load_block(row, start, inside, seen, other, stride_d, VECTOR: tl.constexpr):
+    """Load a block of a row: all of it where `seen` is None, else `other` where it is false."""
     at = block_pointers(row, start, inside, stride_d, VECTOR)
-    if CUT:
-        return tl.load(at, mask=start + inside < n, other=other)
-    else:
+    if seen is None:
         return tl.load(at)
+    else:
+        return tl.load(at, mask=seen, other=other)
 
 
 @triton.jit
-def store_block(row, start, inside, n, values, stride_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
-    """Store a block of a row in the row's dtype; with CUT only what is before n."""
+def store_block(row, start, inside, seen, values, stride_d, VECTOR: tl.constexpr):
+    """Store a block of a row in the row's dtype; see `load_block`."""
     at = block_pointers(row, start, inside, stride_d, VECTOR)
-    if CUT:
-        tl.store(at, values.to(row.dtype.element_ty), mask=start + inside < n)
-    else:
-        tl.store(at, values.to(row.dtype.element_ty))
+    tl.store(at, values.to(row.dtype.element_ty), mask=seen)

@@ -63,15 +63,15 @@ def _tanh(u):
 
 @triton.jit
 def _capped_block(
-    logits, start, inside, n, logits_d, soft_cap, inverse_cap,
-    VECTOR: tl.constexpr, CAPPED: tl.constexpr, CUT: tl.constexpr,
+    logits, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Load a block of z, the capped logits, in float32; with CUT -inf from n on."""
-    z = load_block(logits, start, inside, n, float("-inf"), logits_d, VECTOR, CUT).to(tl.float32)
+    """Load a block of z, the capped logits, in float32, -inf where not `seen`."""
+    z = load_block(logits, start, inside, seen, float("-inf"), logits_d, VECTOR).to(tl.float32)
     if CAPPED:
         z = soft_cap * _tanh(z * inverse_cap)
-        if CUT:
-            z = tl.where(start + inside < n, z, float("-inf"))
+        if seen is not None:
+            z = tl.where(seen, z, float("-inf"))
     return z
 
 
@@ -89,39 +89,57 @@ def cross_entropy_fwd_kernel(
     label = tl.load(
         labels + row_offsets(row, size_1, size_2, labels_0, labels_1, labels_2, GROUPS, 1)
     ).to(tl.int64)
-    logits += row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
+    first = row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
     is_ignored = label == ignore_index
     is_class = (label >= 0) & (label < n)
     at = tl.where(is_class, label, 0)
     if VECTOR == 0:
         at *= logits_d
-    target = tl.load(logits + at, mask=is_class & ~is_ignored, other=float("nan")).to(tl.float32)
+    target = tl.load(logits + first + at, mask=is_class & ~is_ignored, other=float("nan")).to(
+        tl.float32
+    )
     if CAPPED:
         target = soft_cap * _tanh(target * inverse_cap)
     # Logits are averaged as distances from the label's, which lose nothing where all are large.
     anchor = tl.where(tl.abs(target) < float("inf"), target, 0.0)
-    end = tl.where(is_ignored, 0, n)
-    full = end // BLOCK * BLOCK
-    inside = lanes_of(BLOCK, VECTOR)
+
+    # Columns count from a multiple of 16 bytes (if the logits begin at one), so that all blocks but
+    # the first and the last come in vectors wherever a row starts: its column j is `lead + j`.
+    WIDE: tl.constexpr = 16 // (logits.dtype.element_ty.primitive_bitwidth // 8)
+    lead = 0
+    if VECTOR == 1:
+        lead = (first % WIDE).to(tl.int32)
+        first = tl.multiple_of(first - lead, WIDE)
+    logits += first
+    inside = lanes_of(BLOCK, WIDE if VECTOR == 1 else VECTOR)
+    beyond = tl.where(is_ignored, 0, lead + n)
+    full = beyond // BLOCK * BLOCK
     LANES: tl.constexpr = inside.shape[0]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     mean = tl.zeros([LANES], tl.float32)
     share = 1.0 / n
-    for start in range(0, full, BLOCK):
+    for start in range(BLOCK if VECTOR == 1 else 0, full, BLOCK):
         z = _capped_block(
-            logits, start, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, False
+            logits, start, inside, None, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
             mean += tl.sum((z - anchor) * share, 1)
-    if full < end:
+    if VECTOR == 1:
+        edge, step = 0, tl.maximum(full, BLOCK)
+    else:
+        edge, step = full, BLOCK
+    for start in range(edge, beyond, step):
+        seen = start + inside < beyond
+        if VECTOR == 1:
+            seen &= start + inside >= lead
         z = _capped_block(
-            logits, full, inside, n, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED, True
+            logits, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
-            mean += tl.sum(tl.where(full + inside < n, (z - anchor) * share, 0.0), 1)
+            mean += tl.sum(tl.where(seen, (z - anchor) * share, 0.0), 1)
     top, total_of_row = join_lanes(peak, total)
     top = tl.where(top == float("-inf"), 0.0, top)
     log_sum = tl.log(total_of_row)
@@ -187,7 +205,8 @@ def cross_entropy_bwd_kernel(
 
     inside = tl.arange(0, BLOCK)
     columns = start + inside
-    x = load_block(logits, start, inside, tl.where(is_ignored, 0, n), 0.0, logits_d, VECTOR, True)
+    seen = columns < n
+    x = load_block(logits, start, inside, seen & ~is_ignored, 0.0, logits_d, VECTOR)
     z = x.to(tl.float32)
     if CAPPED:
         z = _tanh(z * inverse_cap)
@@ -201,4 +220,4 @@ def cross_entropy_bwd_kernel(
     if CAPPED:
         d *= slope
     d = tl.where(is_ignored, 0.0, d)
-    store_block(out, start, inside, n, d, out_d, VECTOR, True)
+    store_block(out, start, inside, seen, d, out_d, VECTOR)

@@ -27,7 +27,7 @@ from tileloom.target import target_of
 Tensor = torch.Tensor
 
 # Losses that the one program of `cross_entropy_sum_kernel` adds up side by side, and its warps.
-SUM_BLOCK, SUM_WARPS = 4096, 8
+SUM_BLOCK, SUM_WARPS = 2048, 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,6 @@ def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
         forward = _shared(problem, target, Tile(8192, 1, 8, split=True))
     if whole <= _WHOLE_BACKWARD:
         backward = _whole(whole, elements=16)
-    elif whole == 32768 and is_half:  # alone, but held in 16 bits
-        backward = Tile(32768, 1, 32, split=True)
     else:
         backward = _shared(problem, target, Tile(8192 if is_half else 4096, 1, 8, split=True))
     return TritonConfig(forward, backward)

@@ -75,12 +75,12 @@ def softmax_fwd_kernel(
 
 
 @triton.jit
-def _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR: tl.constexpr,
-             MASK_VECTOR: tl.constexpr, CUT: tl.constexpr):  # fmt: skip
-    """Load a block of a row in float32, -inf where it is hidden; with CUT it ends at n."""
-    z = load_block(x, start, inside, n, float("-inf"), x_d, VECTOR, CUT).to(tl.float32)
+def _visible(x, mask, start, inside, seen, x_d, mask_d, VECTOR: tl.constexpr,
+             MASK_VECTOR: tl.constexpr):  # fmt: skip
+    """Load a block of a row in float32, -inf where it is hidden or not `seen`."""
+    z = load_block(x, start, inside, seen, float("-inf"), x_d, VECTOR).to(tl.float32)
     if mask is not None:
-        visible = load_block(mask, start, inside, n, 0, mask_d, MASK_VECTOR, CUT)
+        visible = load_block(mask, start, inside, seen, 0, mask_d, MASK_VECTOR)
         z = tl.where(visible != 0, z, float("-inf"))
     return z
 
@@ -100,25 +100,26 @@ def softmax_fwd_walk_kernel(
     if mask is not None:
         mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
     inside = lanes_of(BLOCK, VECTOR)
+    last = full + inside < n
     LANES: tl.constexpr = inside.shape[0]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     for start in range(0, full, BLOCK):
-        z = _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, False)
+        z = _visible(x, mask, start, inside, None, x_d, mask_d, VECTOR, MASK_VECTOR)
         peak, total = add_to_sum(peak, total, z)
     if full < n:
-        z = _visible(x, mask, full, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, True)
+        z = _visible(x, mask, full, inside, last, x_d, mask_d, VECTOR, MASK_VECTOR)
         peak, total = add_to_sum(peak, total, z)
     top, total_of_row = join_lanes(peak, total)
     shift = tl.where(top == float("-inf"), 0.0, top)
     factor = 1.0 / tl.where(total_of_row == 0.0, 1.0, total_of_row)
     if full < n:
-        z = _visible(x, mask, full, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, True)
-        store_block(y, full, inside, n, tl.exp(z - shift) * factor, y_d, VECTOR, True)
+        z = _visible(x, mask, full, inside, last, x_d, mask_d, VECTOR, MASK_VECTOR)
+        store_block(y, full, inside, last, tl.exp(z - shift) * factor, y_d, VECTOR)
     for done in range(0, full, BLOCK):
         start = full - BLOCK - done
-        z = _visible(x, mask, start, inside, n, x_d, mask_d, VECTOR, MASK_VECTOR, False)
-        store_block(y, start, inside, n, tl.exp(z - shift) * factor, y_d, VECTOR, False)
+        z = _visible(x, mask, start, inside, None, x_d, mask_d, VECTOR, MASK_VECTOR)
+        store_block(y, start, inside, None, tl.exp(z - shift) * factor, y_d, VECTOR)
 
 
 @triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD)
@@ -146,9 +147,9 @@ def softmax_bwd_kernel(
 
 
 @triton.jit
-def _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR: tl.constexpr, CUT: tl.constexpr):
-    p = load_block(y, start, inside, n, 0.0, y_d, VECTOR, CUT).to(tl.float32)
-    g = load_block(dy, start, inside, n, 0.0, dy_d, VECTOR, CUT).to(tl.float32)
+def _pair(y, dy, start, inside, seen, y_d, dy_d, VECTOR: tl.constexpr):
+    p = load_block(y, start, inside, seen, 0.0, y_d, VECTOR).to(tl.float32)
+    g = load_block(dy, start, inside, seen, 0.0, dy_d, VECTOR).to(tl.float32)
     return p, g
 
 
@@ -166,19 +167,20 @@ def softmax_bwd_walk_kernel(
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
     dx += row_offsets(row, size_1, size_2, dx_0, dx_1, dx_2, GROUPS, VECTOR)
     inside = lanes_of(BLOCK, VECTOR)
+    last = full + inside < n
     LANES: tl.constexpr = inside.shape[0]
     lanes = tl.zeros([LANES], tl.float32)
     for start in range(0, full, BLOCK):
-        p, g = _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR, False)
+        p, g = _pair(y, dy, start, inside, None, y_d, dy_d, VECTOR)
         lanes += tl.sum(p * g, 1)
     if full < n:
-        p, g = _pair(y, dy, full, inside, n, y_d, dy_d, VECTOR, True)
+        p, g = _pair(y, dy, full, inside, last, y_d, dy_d, VECTOR)
         lanes += tl.sum(p * g, 1)
     total = tl.sum(lanes, 0)
     if full < n:
-        p, g = _pair(y, dy, full, inside, n, y_d, dy_d, VECTOR, True)
-        store_block(dx, full, inside, n, p * (g - total), dx_d, VECTOR, True)
+        p, g = _pair(y, dy, full, inside, last, y_d, dy_d, VECTOR)
+        store_block(dx, full, inside, last, p * (g - total), dx_d, VECTOR)
     for done in range(0, full, BLOCK):
         start = full - BLOCK - done
-        p, g = _pair(y, dy, start, inside, n, y_d, dy_d, VECTOR, False)
-        store_block(dx, start, inside, n, p * (g - total), dx_d, VECTOR, False)
+        p, g = _pair(y, dy, start, inside, None, y_d, dy_d, VECTOR)
+        store_block(dx, start, inside, None, p * (g - total), dx_d, VECTOR)

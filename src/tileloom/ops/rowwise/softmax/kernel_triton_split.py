@@ -23,16 +23,6 @@ from tileloom.ops.rowwise.pieces_triton import row_offsets
 from tileloom.ops.rowwise.softmax.kernel_triton import INT_ARGUMENTS_BACKWARD, INT_ARGUMENTS_FORWARD
 
 
-@triton.jit
-def own_part(counters, parts, PARTS: tl.constexpr):
-    """Row (int64) and part of this program; without other parts there is no ticket to take."""
-    if PARTS == 1:
-        return tl.program_id(0).to(tl.int64), 0
-    else:
-        ticket = take_ticket(counters)
-        return (ticket // parts).to(tl.int64), ticket % parts
-
-
 @triton.jit(do_not_specialize=(*INT_ARGUMENTS_FORWARD, "parts"))
 def softmax_fwd_split_kernel(
     x, mask, y, counters, partials, count, width, size_1, size_2,
@@ -42,33 +32,36 @@ def softmax_fwd_split_kernel(
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
-    row, part = own_part(counters, parts, PARTS)
+    ticket = take_ticket(counters)
+    row = (ticket // parts).to(tl.int64)
+    part = ticket % parts
     start = part * BLOCK
     inside = tl.arange(0, BLOCK)
+    seen = start + inside < n
     x += row_offsets(row, size_1, size_2, x_0, x_1, x_2, GROUPS, VECTOR)
-    shown = load_block(x, start, inside, n, float("-inf"), x_d, VECTOR, True)
+    shown = load_block(x, start, inside, seen, float("-inf"), x_d, VECTOR)
     if mask is not None:
         mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
-        visible = load_block(mask, start, inside, n, 0, mask_d, MASK_VECTOR, True)
+        visible = load_block(mask, start, inside, seen, 0, mask_d, MASK_VECTOR)
         shown = tl.where(visible != 0, shown, float("-inf"))
     peak = tl.max(shown.to(tl.float32), 0)
     shown = hold(shown)
     z = shown.to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak)
     total = tl.sum(tl.exp(z), 0)
-    if PARTS > 1:
-        partials += row * parts * 2
-        own = partials + part.to(tl.int64) * 2
-        tl.store(own, peak)
-        tl.store(own + 1, total)
-        meet(counters, row, parts)
-        each = tl.arange(0, PARTS)
-        peaks = tl.load(partials + each * 2, mask=each < parts, other=float("-inf"))
-        totals = tl.load(partials + each * 2 + 1, mask=each < parts, other=0.0)
-        peak, total = join_lanes(peaks, totals)
+    partials += row * parts * 2
+    own = partials + part.to(tl.int64) * 2
+    tl.store(own, peak)
+    tl.store(own + 1, total)
+    meet(counters, row, parts)
+
+    each = tl.arange(0, PARTS)
+    peaks = tl.load(partials + each * 2, mask=each < parts, other=float("-inf"))
+    totals = tl.load(partials + each * 2 + 1, mask=each < parts, other=0.0)
+    peak, total = join_lanes(peaks, totals)
     e = tl.exp(hold(shown).to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak))
     out = e * (1.0 / tl.where(total == 0.0, 1.0, total))
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
-    store_block(y, start, inside, n, out, y_d, VECTOR, True)
+    store_block(y, start, inside, seen, out, y_d, VECTOR)
 
 
 @triton.jit(do_not_specialize=(*INT_ARGUMENTS_BACKWARD, "parts"))
@@ -79,20 +72,22 @@ def softmax_bwd_split_kernel(
 ):  # fmt: skip
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
-    row, part = own_part(counters, parts, PARTS)
+    ticket = take_ticket(counters)
+    row = (ticket // parts).to(tl.int64)
+    part = ticket % parts
     start = part * BLOCK
     inside = tl.arange(0, BLOCK)
+    seen = start + inside < n
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
-    p = load_block(y, start, inside, n, 0.0, y_d, VECTOR, True)
-    g = load_block(dy, start, inside, n, 0.0, dy_d, VECTOR, True)
-    total = tl.sum(p.to(tl.float32) * g.to(tl.float32), 0)
-    if PARTS > 1:
-        partials += row * parts
-        tl.store(partials + part.to(tl.int64), total)
-        meet(counters, row, parts)
-        each = tl.arange(0, PARTS)
-        total = tl.sum(tl.load(partials + each, mask=each < parts, other=0.0), 0)
+    p = load_block(y, start, inside, seen, 0.0, y_d, VECTOR)
+    g = load_block(dy, start, inside, seen, 0.0, dy_d, VECTOR)
+    partials += row * parts
+    tl.store(partials + part.to(tl.int64), tl.sum(p.to(tl.float32) * g.to(tl.float32), 0))
+    meet(counters, row, parts)
+
+    each = tl.arange(0, PARTS)
+    total = tl.sum(tl.load(partials + each, mask=each < parts, other=0.0), 0)
     out = hold(p).to(tl.float32) * (hold(g).to(tl.float32) - total)
     dx += row_offsets(row, size_1, size_2, dx_0, dx_1, dx_2, GROUPS, VECTOR)
-    store_block(dx, start, inside, n, out, dx_d, VECTOR, True)
+    store_block(dx, start, inside, seen, out, dx_d, VECTOR)

@@ -161,14 +161,12 @@ def _step(
     """
     rows, (whole, walked, split) = problem.rows, kernels
     fixed = (rows.count, rows.width_units, *rows.size_arguments(), *strides)
-    if rows.width <= tile.block and not tile.split:
+    if rows.width <= tile.block:
         return Step(whole, -(-rows.count // tile.rows), (*fixed, *form, tile.rows, tile.block))
     if not tile.split:
         return Step(walked, rows.count, (*fixed, *form, tile.block))
     parts = parts_of(rows.width, tile)
     fixed = (*fixed, parts, *form, 1 << (parts - 1).bit_length(), tile.block)
-    if parts == 1:
-        return Step(split, rows.count, (None, None, *fixed))
     return Step(split, rows.count * parts, fixed, rows.count + 1, rows.count * parts * results)
 
 
