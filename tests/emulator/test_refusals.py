@@ -45,7 +45,9 @@ def test_tensor_memory_is_refused_by_name_once_it_is_reached():
     text = str(caught.value)
     assert "operation 'ttng.tmem_alloc' is one of Blackwell's (tensor memory, tcgen05)" in text
     assert "Try: a kernel with warpgroup_mma" in text
-    assert re.search(r"at   test_refusals\.py:\d+  \| memory = blackwell\.allocate_tensor_memory", text)
+    assert re.search(
+        r"at   test_refusals\.py:\d+  \| memory = blackwell\.allocate_tensor_memory", text
+    )
 
 
 @pytest.mark.parametrize(
