@@ -336,10 +336,12 @@ def launch_attention_bwd(
     padded = -(-problem.len_q // rows) * rows
     statistic, delta = q.new_empty((2, heads * padded), dtype=torch.float32)
     buffer = q.new_empty((heads * padded * width // 128, 128), dtype=torch.float32)
-    scalars = (problem.heads_q, problem.len_q, padded, problem.head_dim)
+    head_dim_8 = problem.head_dim // 8
     prepared(attention_bwd_before_kernel, num_warps=4)[(heads * padded // 16,)](
-        out, dout, lse, dlse, statistic, delta, buffer, problem.scale, *scalars,
-        *out.stride()[:3], *dout.stride(), HAS_DLSE=dlse is not None, D=width, ROWS=16,
+        out, dout, lse, dlse, statistic, delta, buffer, problem.scale,
+        problem.heads_q, problem.len_q, padded // 16, head_dim_8,
+        *(s // 8 for s in (*out.stride()[:3], *dout.stride()[:3])),
+        HAS_DLSE=dlse is not None, D=width, ROWS=16,
     )  # fmt: skip
     key_blocks = -(-problem.len_k // keys)
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
@@ -368,8 +370,9 @@ def launch_attention_bwd(
     )
     if dq is not None:
         prepared(attention_bwd_after_kernel, num_warps=4)[(heads * padded * width // 4096,)](
-            buffer, dq, problem.scale, *scalars, *dq.stride()[:3], D=width
-        )
+            buffer, dq, problem.scale, problem.heads_q, problem.len_q, padded // 64, head_dim_8,
+            *(s // 8 for s in dq.stride()[:3]), D=width,
+        )  # fmt: skip
 
 
 def _buffer_descriptor(buffer: torch.Tensor, rows: int) -> TensorDescriptor:

@@ -93,12 +93,13 @@ _ENDS = "tileloom.ops.attention.kernel_triton_bwd_ends"
 
 
 def _before(dtype: str, width: int) -> KernelSpec:
+    from tileloom.ops.attention import kernel_triton_bwd_ends as ends
+
     pointers = {"out_ptr": dtype, "dout_ptr": dtype, "lse_ptr": "fp32", "dlse_ptr": "fp32"}
     pointers |= dict.fromkeys(("statistic_ptr", "delta_ptr", "buffer_ptr"), "fp32")
     signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"scale": "fp32"}
-    signature |= dict.fromkeys(("heads", "len_q", "padded_q", "head_dim"), "i32")
-    strides = [f"{t}_{d}" for t in ("out", "dout") for d in ("batch", "head", "row")]
-    signature |= dict.fromkeys((*strides, "dout_column"), "i64")
+    signature |= dict.fromkeys(ends.INT32_ARGUMENTS, "i32")
+    signature |= dict.fromkeys(ends.INT64_BEFORE, "i64")
     constexprs: dict[str, object] = {"HAS_DLSE": True, "D": width, "ROWS": 16}
     return KernelSpec(
         name=f"attention_bwd_before[d{width}-{dtype}]",
@@ -112,9 +113,11 @@ def _before(dtype: str, width: int) -> KernelSpec:
 
 
 def _after(width: int) -> KernelSpec:
+    from tileloom.ops.attention import kernel_triton_bwd_ends as ends
+
     signature = {"buffer_ptr": "*fp32", "dq_ptr": "*bf16", "scale": "fp32"}
-    signature |= dict.fromkeys(("heads", "len_q", "padded_q", "head_dim"), "i32")
-    signature |= dict.fromkeys(("dq_batch", "dq_head", "dq_row"), "i64")
+    signature |= dict.fromkeys(ends.INT32_ARGUMENTS, "i32")
+    signature |= dict.fromkeys(ends.INT64_AFTER, "i64")
     return KernelSpec(
         name=f"attention_bwd_after[d{width}-bf16]",
         function=f"{_ENDS}:attention_bwd_after_kernel",
