@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -149,24 +149,29 @@ def keyed(rows: Iterable[Row]) -> dict[tuple[str, str, str, int], str]:
     return out
 
 
-def judged(old: Iterable[Row], jobs: int) -> list[Row]:
-    """Judge the mutants that `old` has no row of; keep its verdicts about the others."""
-    known = keyed(old)
-    rows: list[Row] = []
+def judged(
+    old: Iterable[Row], jobs: int, save: Callable[[list[Row]], None] = lambda rows: None
+) -> list[Row]:
+    """Judge the mutants that `old` has no verdict of; keep its verdicts about the others.
+
+    `save` gets all rows after each verdict, so that nothing is lost when a long run is ended.
+    """
+    known = {key: who for key, who in keyed(old).items() if who}
+
+    def rows() -> list[Row]:
+        now = current()
+        return [replace(r, noticed=known.get(key, "")) for r, key in zip(now, keyed(now))]
+
     for subject in SUBJECTS:
         judge = subject.judge()
         found = [(path, mutant) for path, some in judge.mutants().items() for mutant in some]
-        unjudged = [Row.of(path, mutant) for path, mutant in found]
-        keys = list(keyed(unjudged))
-        unknown = [item for item, key in zip(found, keys) if key not in known]
-        texts: dict[tuple[Path, Mutant], str] = {}
+        keys = dict(zip(found, keyed(Row.of(path, mutant) for path, mutant in found)))
+        unknown = [item for item in found if keys[item] not in known]
         for verdict in judge.verdicts(unknown, jobs=jobs):
-            text = noticed(subject, verdict)
-            texts[verdict.path, verdict.mutant] = text
+            text = known[keys[verdict.path, verdict.mutant]] = noticed(subject, verdict)
             print(Row.of(verdict.path, verdict.mutant, text).text(), file=sys.stderr, flush=True)
-        for item, row, key in zip(found, unjudged, keys):
-            rows.append(replace(row, noticed=texts[item] if item in texts else known[key]))
-    return rows
+            save(rows())
+    return rows()
 
 
 _INTRODUCTION = f"""# Mutations of the kernels
@@ -185,7 +190,8 @@ _HEAD = "| line | statement | mutation | noticed by |\n|---|---|---|---|"
 def page(rows: list[Row]) -> str:
     """Return the page's text."""
     harmless = sum(row.noticed.startswith("harmless: ") for row in rows)
-    counts = f"{len(rows)} mutants; {len(rows) - harmless} noticed, {harmless} harmless"
+    seen = sum(bool(row.noticed) for row in rows) - harmless
+    counts = f"{len(rows)} mutants; {seen} noticed, {harmless} harmless"
     out = [_INTRODUCTION, f"{counts}, each for the reason given."]
     for subject in SUBJECTS:
         driver = subject.driver.relative_to(ROOT).as_posix()
@@ -219,7 +225,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time; default 2")
     args = parser.parse_args()
     old = read(PAGE.read_text()) if args.new and PAGE.exists() else []
-    PAGE.write_text(page(judged(old, args.jobs)))
+    PAGE.write_text(page(judged(old, args.jobs, lambda rows: PAGE.write_text(page(rows)))))
 
 
 if __name__ == "__main__":
