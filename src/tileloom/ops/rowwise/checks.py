@@ -10,7 +10,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tileloom.errors import DeviceError, DtypeError, OptionError, ShapeError, UnknownOptionError
+from tileloom.errors import (
+    DeviceError,
+    DtypeError,
+    GradientError,
+    OptionError,
+    ShapeError,
+    UnknownOptionError,
+)
+from tileloom.ops._op import has_tangent
 from tileloom.ops.rowwise.config import CONFIGS
 
 _FLOATS = "torch.float16, torch.bfloat16, torch.float32, torch.float64"
@@ -123,4 +131,13 @@ def check_config(op: str, config: object) -> None:
         raise OptionError(
             f"{op}: config is a {type(config).__name__}; it must be one of "
             f"{', '.join(c.__name__ for c in CONFIGS)}, or None."
+        )
+
+
+def check_no_tangent(op: str, *tensors: torch.Tensor | None) -> None:
+    """Refuse tensors that carry a forward-mode tangent, which would be lost."""
+    if has_tangent(tensors):
+        raise GradientError(
+            f"{op}: a forward-mode derivative is asked for, and there is only the backward. Try: "
+            f"torch.autograd.grad, or tileloom.ops.rowwise.{op}.{op}_reference."
         )

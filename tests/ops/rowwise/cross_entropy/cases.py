@@ -130,6 +130,8 @@ ONE_BLOCK = [
 WALKED = [
     CrossEntropyCase("walked", (11, 256), BF16, config=WALK),
     CrossEntropyCase("walked-all", (11, 201), FP32, options=ALL, config=WALK),
+    CrossEntropyCase("unaligned", (6, 200), BF16, "unaligned", config=WALK),
+    CrossEntropyCase("unaligned-odd", (6, 201), FP16, "unaligned", options=SUM, config=WALK),
     CrossEntropyCase("walked-strided", (9, 130), FP16, "last_strided", options=ALL, config=WALK),
     CrossEntropyCase("huge", (12, 200), FP32, options=NONE, input_scale=1e4, config=WALK),
     CrossEntropyCase("huge-smooth", (12, 200), FP32, input_scale=1e4, config=WALK,

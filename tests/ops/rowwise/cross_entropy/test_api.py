@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.ops.rowwise.cross_entropy import cases
+from torch.autograd import forward_ad
 
 from tileloom import emulator, knobs
 from tileloom.errors import (
@@ -149,6 +150,16 @@ def test_a_second_gradient_is_refused():
     loss = cross_entropy(logits, torch.tensor([1, 2, 3]))
     with pytest.raises(GradientError, match="cross_entropy: a gradient of its gradient"):
         torch.autograd.grad(loss, logits, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_forward_mode_derivative_is_refused():
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.randn(3, 7), torch.randn(3, 7))
+        with pytest.raises(
+            GradientError, match="cross_entropy: a forward-mode derivative is asked for"
+        ):
+            cross_entropy(dual, torch.tensor([1, 2, 3]))
 
 
 def test_autocast_leaves_it_alone():

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.ops.rowwise.softmax import cases
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from tileloom import emulator
 from tileloom.errors import (
@@ -131,6 +132,14 @@ def test_a_second_gradient_is_refused():
     y = softmax(x)
     with pytest.raises(GradientError, match="softmax: a gradient of its gradient"):
         torch.autograd.grad(y.square().sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_forward_mode_derivative_is_refused():
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.randn(3, 7), torch.randn(3, 7))
+        with pytest.raises(GradientError, match="softmax: a forward-mode derivative is asked for"):
+            softmax(dual)
 
 
 def test_autocast_leaves_it_alone():

@@ -8,7 +8,13 @@ import torch
 
 from tileloom import knobs
 from tileloom.errors import DtypeError, OptionError, ShapeError
-from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
+from tileloom.ops.rowwise.checks import (
+    check_config,
+    check_device,
+    check_no_tangent,
+    check_rows,
+    unknown_option,
+)
 from tileloom.ops.rowwise.config import RowConfig, announce
 from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd
 from tileloom.ops.rowwise.cross_entropy.plans import forward_plan, forward_plans
@@ -82,12 +88,13 @@ def cross_entropy(
             elements share memory; with `debug.labels` if a label is out of range.
         UnknownOptionError: If there is no such option.
         ConfigError: If `config` cannot run the problem; it lists the reasons.
-        GradientError: In the backward, if the logits have been changed in the meantime.
+        GradientError: If a gradient of the gradient, or a forward-mode derivative, is asked for; in
+            the backward, if the logits have been changed in the meantime.
 
     Memory: two float32 a row are kept beside the logits; the gradient is one tensor of the logits'
         size, or none with `inplace_backward`. Nothing else of that size is made.
     Determinism: bitwise repeatable; no atomics.
-    Gradients: of the logits; a second gradient is refused with an error.
+    Gradients: of the logits; not twice.
     Autocast: leaves it alone: logits of any dtype are computed with in float32.
     Hardware: portable kernels from sm_80 on; the CPU by the reference. A mean or sum costs no
         synchronisation.
@@ -113,6 +120,7 @@ def cross_entropy(
         return plan.run(logits, labels)[0]
     options = _check(logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config)
     _check_inplace(logits, inplace_backward)
+    check_no_tangent("cross_entropy", logits)
     if checks_labels:
         _check_labels(logits, labels, ignore_index)
     return cross_entropy_fwd(

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from tileloom.errors import DtypeError, ShapeError
-from tileloom.ops.rowwise.checks import check_config, check_device, check_rows, unknown_option
+from tileloom.ops.rowwise.checks import (
+    check_config,
+    check_device,
+    check_no_tangent,
+    check_rows,
+    unknown_option,
+)
 from tileloom.ops.rowwise.config import RowConfig, announce
 from tileloom.ops.rowwise.plans import is_short, plan_key
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
@@ -55,12 +61,12 @@ def softmax(
         DeviceError: If the tensors lie on different devices.
         OptionError: If `config` is no config.
         UnknownOptionError: If there is no such option.
+        GradientError: If a gradient of the gradient, or a forward-mode derivative, is asked for.
         ConfigError: If `config` cannot run the problem; it lists the reasons.
 
     Memory: the output, which is all that is kept for the gradient.
     Determinism: bitwise repeatable.
-    Gradients: of x, `y (dy - sum(dy y))`, 0 where an element is hidden; a second gradient is
-        refused with an error.
+    Gradients: of x, `y (dy - sum(dy y))`, 0 where an element is hidden; not twice.
     Autocast: leaves it alone: x's dtype is the output's, and sums are in float32 anyway.
     Hardware: portable kernels from sm_80 on; the CPU by the reference.
     Source: online softmax (arXiv 1805.02867) where a row does not fit into registers.
@@ -81,6 +87,7 @@ def softmax(
             forward_plans.put(key, plan)
         return plan.run(x, mask)
     _check(x, mask, config)
+    check_no_tangent("softmax", x)
     return softmax_fwd(x, mask, "" if config is None else config.encode())
 
 
