@@ -1,7 +1,7 @@
 """The demo's part on the emulator: the Hopper kernel on a model's own Q, K, V, whole and damaged.
 
-The damaged kernel is a copy of the kernel's file in a temporary folder, loaded under the module's
-name for the time of a run; the package's own file is never touched.
+The damaged kernel comes from a copy of the kernel's file in a temporary folder, and stands in the
+place of the whole one for the time of a run; the package's own file is never touched.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tileloom.emulator import Run
 
 KERNEL = "tileloom.ops.attention.kernel_gluon_sm90_fwd"
+LAUNCHED = "attention_fwd_kernel"
 REMOVED = "mbarrier.wait(ring_full.index(slot), phase)"  # the first: for K of the first block
 TIMELINE = "timeline.json"
 DTYPE = torch.float16
@@ -144,7 +145,7 @@ def _most(difference: torch.Tensor) -> float:
 
 @contextlib.contextmanager
 def _without_a_wait() -> Generator[str]:
-    """Put a copy of the kernel's module that lacks one wait in its place; say what was removed."""
+    """Put a kernel that lacks one wait in the place of the whole one; say what was removed."""
     from tileloom.emulator.mutate import mutants
 
     module = importlib.import_module(KERNEL)
@@ -161,12 +162,21 @@ def _without_a_wait() -> Generator[str]:
         assert spec is not None, "a Python file has a loader"
         assert spec.loader is not None, "a Python file has a loader"
         damaged = importlib.util.module_from_spec(spec)
-        sys.modules[KERNEL] = damaged
+        spec.loader.exec_module(damaged)
+        whole = getattr(module, LAUNCHED)
+        # Whoever launches the kernel has imported it by name.
+        holders = [
+            holder
+            for name, holder in list(sys.modules.items())
+            if name.startswith("tileloom.") and getattr(holder, LAUNCHED, None) is whole
+        ]
         try:
-            spec.loader.exec_module(damaged)
+            for holder in holders:
+                setattr(holder, LAUNCHED, getattr(damaged, LAUNCHED))
             yield f"{path.name}:{mutant.line}  {mutant.source}"
         finally:
-            sys.modules[KERNEL] = module
+            for holder in holders:
+                setattr(holder, LAUNCHED, whole)
 
 
 def tracks_of(trace: dict[str, Any], steps: int) -> tuple[Track, ...]:
