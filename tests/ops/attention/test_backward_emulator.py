@@ -138,3 +138,18 @@ def test_a_few_programs_share_a_broadcast_bias(shape):
         "shared", (2, 4, 4, 70, 90, 16, 16), FP16, bias=lambda case, device: values.to(device)
     )
     play(case, TritonBackwardConfig(Tile(16, 16, 4), Tile(16, 16, 4)), "ttgir", [("late", 0)])
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias"])
+def test_a11_each_gradient_comes_alone(wanted):
+    """As in A11, where only the bias has one; nothing that is not asked for is computed."""
+    q, k, v = (torch.randn(1, 1, 40, 16).half() for _ in range(3))
+    given = {"q": q, "k": k, "v": v, "bias": torch.randn(40, 40).half()}
+    every = {name: t.clone().requires_grad_() for name, t in given.items()}
+    alone = {name: t.clone().requires_grad_(name == wanted) for name, t in given.items()}
+    with emulator.run(arch="sm_80"), poisoned_memory():
+        out = tileloom.attention(**every, backward_config=SMALL)
+        expected = torch.autograd.grad(out.square().sum(), every[wanted])
+        out = tileloom.attention(**alone, backward_config=SMALL)
+        result = torch.autograd.grad(out.square().sum(), alone[wanted])
+    assert torch.equal(result[0], expected[0])

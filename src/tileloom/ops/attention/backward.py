@@ -96,8 +96,9 @@ def _backward(
         return gradients
     wanted = [needs[0], needs[1], needs[1], needs[2]]
     written = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted)]
-    if dout.shape[3] > 1 and dout.stride(3) != 1:  # such as that of a sum, all strides 0
-        dout = dout.contiguous()
+    # A gradient of a sum has strides of 0; the rest is so already where the forward made it.
+    dout, out = (t.contiguous() if t.shape[3] > 1 and t.stride(3) != 1 else t for t in (dout, out))
+    lse = lse.contiguous()
     run = _launcher(choice.config)
     with _op.device_guard(q):
         run(problem, choice.config, dout, dlse, q, k, v, out, lse, mask, bias, key_lengths,

@@ -242,7 +242,7 @@ def _dq_steps(
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     MASK_MODE: tl.constexpr, MASK_VECTOR: tl.constexpr,
     BIAS_MODE: tl.constexpr, BIAS_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr,
-    BIAS_GRAD: tl.constexpr,
+    BIAS_GRAD: tl.constexpr, HAS_DQ: tl.constexpr,
 ):  # fmt: skip
     """Take the key blocks `begin .. end`.
 
@@ -289,9 +289,12 @@ def _dq_steps(
                 tl.store(dbias + at, rounded, mask=rows_seen[:, None] & (columns < beyond)[None, :])
             else:
                 tl.store(dbias + at, rounded, mask=rows_seen[:, None])
-        if HIDES or CHUNK_D < BLOCK_D:
-            k_block = load_tile(k_wide + at * k_l, seen, dims < HEAD_DIM, True, HEAD_DIM < BLOCK_D)
-        dq = add_product(dq, ds, k_block)
+        if HAS_DQ:
+            if HIDES or CHUNK_D < BLOCK_D:
+                k_block = load_tile(
+                    k_wide + at * k_l, seen, dims < HEAD_DIM, True, HEAD_DIM < BLOCK_D
+                )
+            dq = add_product(dq, ds, k_block)
     return dq
 
 
@@ -313,7 +316,7 @@ def attention_dq_kernel(
     VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BIAS_VECTOR: tl.constexpr,
     DBIAS_VECTOR: tl.constexpr, MASK_MODE: tl.constexpr, BIAS_MODE: tl.constexpr,
     BIAS_GRAD: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_LEFT: tl.constexpr,
-    HAS_RIGHT: tl.constexpr, WEIGHTED: tl.constexpr,
+    HAS_RIGHT: tl.constexpr, WEIGHTED: tl.constexpr, HAS_DQ: tl.constexpr,
 ):  # fmt: skip
     """Compute dQ of BLOCK_M rows of one head, and with BIAS_GRAD their rows of dS."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -378,9 +381,11 @@ def attention_dq_kernel(
         mask_q, mask_k, bias_q, bias_k, scale,
         HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D, CHUNK_DV,
         HAS_LEFT, HAS_RIGHT, MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, WEIGHTED, BIAS_GRAD,
+        HAS_DQ,
     )  # fmt: skip
 
-    dq += batch * (dq_b * UNIT) + head * (dq_h * UNIT)
-    dq_tile = dq + (rows_at[:, None] * (dq_l * UNIT) + wide[None, :])
-    stored = rows_seen[:, None] & (wide < HEAD_DIM)[None, :]
-    tl.store(dq_tile, (dq_sum * scale_out).to(dq.dtype.element_ty), mask=stored)
+    if HAS_DQ:
+        dq += batch * (dq_b * UNIT) + head * (dq_h * UNIT)
+        dq_tile = dq + (rows_at[:, None] * (dq_l * UNIT) + wide[None, :])
+        stored = rows_seen[:, None] & (wide < HEAD_DIM)[None, :]
+        tl.store(dq_tile, (dq_sum * scale_out).to(dq.dtype.element_ty), mask=stored)

@@ -92,6 +92,7 @@ def backward_spec(
         "BIAS_VECTOR": 1 if problem.has_bias else 0,
         "DBIAS_VECTOR": 16 // problem.dtype.itemsize,
         "BIAS_GRAD": problem.has_bias,
+        "HAS_DQ": True,
         "SUM_ROWS": False,
         "SUM_KEYS": False,
     }

@@ -65,32 +65,62 @@ def launch_attention_bwd(
         broadcasts up to 512 blocks of `dq.block_m * dq.block_n` float32.
     """
     shape = (problem.batch, problem.heads_q, problem.len_q)
+    fixed_rows, fixed_keys = constants(problem, config.dq), constants(problem, config.dkv)
     delta = torch.empty(shape, dtype=torch.float32, device=q.device)
-    is_weighted = constants(problem, config.dq)["WEIGHTED"]
-    weight = torch.empty_like(delta) if is_weighted else None
-    full = (*shape, problem.len_k)
-    given = (t for t in (dout, q, k, v, out, dq, dk, dv) if t is not None)
-    vector = vector_of(16 // q.element_size(), *given)
+    weight = torch.empty_like(delta) if fixed_rows["WEIGHTED"] else None
+    values = {"lse": lse, "dlse": dlse, "delta": delta, "weight": weight, "lengths": key_lengths}
+    tensors = {"do": dout, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
+    values |= _arguments(problem, tensors, mask, bias, dlse, key_lengths)
+
+    heads_all = problem.batch * problem.heads_q
+    tiles = _ceil_div(problem.len_q, _ROWS)
+    _launch(
+        rows_kernel.attention_delta_kernel, (tiles * heads_all,),
+        values | {"tiles": tiles}, fixed_rows,
+    )  # fmt: skip
+    row_tiles = _ceil_div(problem.len_q, config.dq.block_m)
+    grid = (row_tiles * heads_all,)
+    if weight is not None:
+        _launch(
+            rows_kernel.attention_weight_kernel, grid, values | {"tiles": row_tiles},
+            fixed_rows, config.dq,
+        )  # fmt: skip
+    if dk is not None:
+        tiles = _ceil_div(problem.len_k, config.dkv.block_n)
+        for results in dkv_launches(problem):
+            _launch(
+                attention_dkv_kernel, (tiles * problem.batch * problem.heads_kv,),
+                values | {"tiles": tiles} | results, fixed_keys, config.dkv,
+            )  # fmt: skip
+    whole = dbias
+    if dbias is not None and dbias.numel() < heads_all * problem.len_q * problem.len_k:
+        _launch_dbias(problem, config.dq, values, dbias)
+        whole = None
+    if dq is not None or whole is not None:
+        own = {"tiles": row_tiles, **_whole_bias(problem, whole), "HAS_DQ": dq is not None}
+        _launch(attention_dq_kernel, grid, values | own, fixed_rows, config.dq)
+
+
+def _arguments(
+    problem: AttentionProblem,
+    tensors: dict[str, torch.Tensor | None],
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dlse: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+) -> dict[str, Any]:
+    """Return what the kernels take of the problem and its tensors, by their parameters' names."""
+    full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
+    vector = vector_of(
+        16 // problem.dtype.itemsize, *(t for t in tensors.values() if t is not None)
+    )
     mask_mode, mask_vector, mask_strides = scores_arguments(mask, full)
     bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
-
+    is_weighted = problem.has_bias or problem.dtype == torch.float32
     values: dict[str, Any] = {
-        "do": dout,
-        "q": q,
-        "k": k,
-        "v": v,
-        "out": out,
-        "lse": lse,
-        "dlse": dlse,
-        "delta": delta,
-        "weight": weight,
-        "bias": bias,
-        "lengths": key_lengths,
-        "dq": dq,
-        "dk": dk,
-        "dv": dv,
-        "dbias": dbias,
+        **tensors,
         "mask": None if mask is None else mask.view(torch.uint8),
+        "bias": bias,
         "scale": problem.scale * (1.0 if is_weighted else _LOG2_E),
         "scale_out": problem.scale,
         "heads": problem.heads_q,
@@ -103,60 +133,29 @@ def launch_attention_bwd(
         "BIAS_VECTOR": bias_vector,
         "MASK_MODE": mask_mode,
         "BIAS_MODE": bias_mode,
-        "WEIGHTED": is_weighted,
     }
-    tensors = {"do": dout, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
     for name, tensor in tensors.items():
         strides = (0, 0, 0, 0) if tensor is None else strides_of(tensor)
         values |= {f"{name}_{x}": s // (vector or 1) for x, s in zip("bhld", strides)}
-    values |= dict(
-        zip(("dlse_b", "dlse_h", "dlse_l"), (0, 0, 0) if dlse is None else dlse.stride())
-    )
+    strides = (0, 0, 0) if dlse is None else dlse.stride()
+    values |= {f"dlse_{x}": s for x, s in zip("bhl", strides)}
     for name, strides in (("mask", mask_strides), ("bias", bias_strides)):
         values |= {f"{name}_{x}": s for x, s in zip("bhqk", strides)}
     bounds = problem.band.clamped(problem.len_q, problem.len_k)
     values |= dict(zip(("left_top", "right_top", "left_bottom", "right_bottom"), bounds))
+    return values
 
-    heads_all = problem.batch * problem.heads_q
-    row_tiles = _ceil_div(problem.len_q, config.dq.block_m)
-    delta_tiles = _ceil_div(problem.len_q, _ROWS)
-    _launch(
-        rows_kernel.attention_delta_kernel, (delta_tiles * heads_all,),
-        values | {"tiles": delta_tiles}, constants(problem, config.dq),
-    )  # fmt: skip
-    if is_weighted:
-        _launch(
-            rows_kernel.attention_weight_kernel, (row_tiles * heads_all,),
-            values | {"tiles": row_tiles}, constants(problem, config.dq), config.dq,
-        )  # fmt: skip
-    if dk is not None:
-        tiles = _ceil_div(problem.len_k, config.dkv.block_n)
-        for results in dkv_launches(problem):
-            _launch(
-                attention_dkv_kernel, (tiles * problem.batch * problem.heads_kv,),
-                values | {"tiles": tiles} | results, constants(problem, config.dkv), config.dkv,
-            )  # fmt: skip
-    is_whole = dbias is not None and dbias.numel() == heads_all * problem.len_q * problem.len_k
-    if dq is not None or is_whole:
-        dbias_vector = 16 // dbias.element_size() if dbias is not None else 1
-        if problem.len_k % dbias_vector:
-            dbias_vector = 1
-        own: dict[str, Any] = {
-            "tiles": row_tiles,
-            "dbias_l": problem.len_k // dbias_vector,
-            "DBIAS_VECTOR": dbias_vector,
-            "BIAS_GRAD": is_whole,
-        }
-        if not is_whole:
-            own["dbias"] = None
-        elif dbias is not None and (problem.has_key_lengths or not problem.band.is_unbounded):
-            dbias.zero_()  # no program comes to blocks that are hidden
-        _launch(
-            attention_dq_kernel, (row_tiles * heads_all,), values | own,
-            constants(problem, config.dq), config.dq,
-        )  # fmt: skip
-    if dbias is not None and not is_whole:
-        _launch_dbias(problem, config.dq, values, dbias)
+
+def _whole_bias(problem: AttentionProblem, dbias: torch.Tensor | None) -> dict[str, Any]:
+    """Return what the second kernel takes of a bias's gradient that has an entry for each score."""
+    if dbias is None:
+        return {"dbias": None, "dbias_l": 0, "DBIAS_VECTOR": 1, "BIAS_GRAD": False}
+    if problem.has_key_lengths or not problem.band.is_unbounded:
+        dbias.zero_()  # no program comes to blocks that are hidden
+    vector = 16 // dbias.element_size()
+    vector = 1 if problem.len_k % vector else vector
+    own = {"dbias": dbias, "dbias_l": problem.len_k // vector}
+    return own | {"DBIAS_VECTOR": vector, "BIAS_GRAD": True}
 
 
 def _launch_dbias(
