@@ -16,7 +16,7 @@ from tests.launch.fake_cuda import DeviceTensor, tensors, warm
 from tileloom import launch
 from tileloom import target as targets
 from tileloom.launch import launcher as launcher_module
-from tileloom.launch import watch
+from tileloom.launch import tiers, watch
 
 pytest.importorskip("triton")
 kernels = pytest.importorskip("tests.launch.launch_kernels")
@@ -117,6 +117,25 @@ def test_another_driver_takes_the_plain_tier(cuda):
     finally:
         driver.set_active(before)
     assert seen == ["asked"]
+
+
+def test_a_first_launch_inside_a_capture_prepares_later(cuda, monkeypatch):
+    """The self-test of the tiers cannot run there, so nothing is decided."""
+    launcher, args = launch.prepare(kernels.add), (*tensors(3), 1000)
+    bound = launcher.bind((8,), *args, BLOCK=128)
+    monkeypatch.setattr(tiers, "_verdicts", {})
+    monkeypatch.setattr(tiers, "self_test", lambda device, tier: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(4):
+        launcher[(8,)](*args, BLOCK=128)
+        bound.launch(*args[:3])
+    assert not launcher._table
+    assert not tiers._verdicts
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for _ in range(3):
+        bound.launch(*args[:3])
+    warm(launcher, args, BLOCK=128)
+    assert bound.launch not in (bound._first, bound._again)
 
 
 def test_refresh_forgets(cuda):

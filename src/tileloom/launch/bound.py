@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tileloom.launch import descriptors, guard, watch
-from tileloom.launch.specialize import is_descriptor
+from tileloom.launch.specialize import Unsupported, is_descriptor
 
 if TYPE_CHECKING:
     from tileloom.launch.launcher import Launcher
@@ -73,14 +73,16 @@ class BoundLaunch:
         result = self._launcher[self._grid](*values, **self._named)
         self._tries += 1
         if self._tries > 1 and not self._named:
-            entry = self._launcher.entry(self._grid, values, numbers_vary=False)
-            if entry is not None:
-                self.launch = self._build(entry, values)
-            elif self._tries > 2:
+            try:
+                entry = self._launcher.entry(self._grid, values, numbers_vary=False)
+            except Unsupported:
                 self.launch = self._again
+            else:
+                if entry is not None:
+                    self.launch = self._build(entry)
         return result
 
-    def _build(self, entry: Callable[..., Any], values: Sequence[Any]) -> Callable[..., Any]:
+    def _build(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         host = self._launcher.host()
         scope: dict[str, Any] = {"_again": self._again, "_entry": entry, "_stream": host.stream}
         names = [f"t{i}" for i in range(len(self._places))]

@@ -238,8 +238,12 @@ class Launcher:
                 self._seen.clear()
             self._seen[key] = False
         elif not tried:
-            self._seen[key] = True
-            entry = self.entry(grid, values, numbers_vary=True)
+            try:
+                entry = self.entry(grid, values, numbers_vary=True)
+            except Unsupported as why:
+                self._seen[key] = True
+                _log.debug("%s stays with Triton's launcher: %s", self.name, why)
+                return result
             if entry is not None:
                 with self._lock:
                     if len(self._table) >= LIMIT:
@@ -256,22 +260,23 @@ class Launcher:
             numbers_vary: Whether floats are given in each launch.
 
         Returns:
-            The entry; None if the kernel has not been launched with such arguments yet, or only
-            Triton's own path may launch it.
+            The entry; None if no kernel for such arguments is known yet, as long as a CUDA graph
+            is captured before any tier was tested.
+
+        Raises:
+            Unsupported: If only Triton's own path may launch it.
         """
         active = _cuda_driver()
         if active is None:
             return None
         device = active.get_current_device()
         variant = self._variants.get((device, self._key(values), ()))
-        if variant is None or variant.reason:
+        if variant is None:
             return None
+        if variant.reason:
+            raise Unsupported(variant.reason)
         forms = guard.forms_of(self._parameters, values, numbers_vary=numbers_vary)
-        try:
-            return variant.entry(normal_grid(self._grids(grid, values), self.name), forms)
-        except Unsupported as why:
-            _log.debug("%s stays with Triton's launcher: %s", self.name, why)
-            return None
+        return variant.entry(normal_grid(self._grids(grid, values), self.name), forms)
 
     def _install(self, kinds: guard.Kinds, active: Any) -> None:
         """Put the guard of these kinds of arguments in front."""
