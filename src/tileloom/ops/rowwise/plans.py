@@ -6,7 +6,6 @@ a backend and the kernels' arguments depend on. Of the data pointers that is the
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Any, Generic, TypeVar
@@ -117,13 +116,3 @@ class Launch:
             self._given = tuple(v is not None for v in varying)
             self._bound = self._launcher.bind(self._grid, *varying, *self._fixed)
         self._bound.launch(*compress(varying, self._given))
-
-
-def on_device(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make a tensor's GPU the current one inside a `with` block; free where it is already."""
-    if not tensor.is_cuda or torch._C._cuda_getDevice() == tensor.get_device():
-        return _NOTHING
-    return torch.cuda.device(tensor.device)
-
-
-_NOTHING = contextlib.nullcontext()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from tileloom import knobs
 from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.ops._op import is_eager
 from tileloom.ops.rowwise.checks import (
     check_config,
     check_device,
@@ -15,11 +17,11 @@ from tileloom.ops.rowwise.checks import (
     check_rows,
     unknown_option,
 )
-from tileloom.ops.rowwise.config import RowConfig, announce
+from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd
 from tileloom.ops.rowwise.cross_entropy.plans import forward_plan, forward_plans
 from tileloom.ops.rowwise.cross_entropy.problem import REDUCTIONS, Options, Reduction
-from tileloom.ops.rowwise.plans import is_short, plan_key
+from tileloom.ops.rowwise.plans import plan_key
 
 _OPTIONS = (
     *("label_smoothing", "ignore_index", "soft_cap", "reduction", "inplace_backward", "config"),
@@ -106,44 +108,30 @@ def cross_entropy(
     """
     if unknown:
         raise unknown_option("cross_entropy", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
-    checks_labels = knobs.get("debug.labels")
-    if not checks_labels and is_short((logits, labels)):
-        key = plan_key((logits, labels), label_smoothing, ignore_index, soft_cap, reduction, config)
+    text: Any = "" if config is None else config.encode() if isinstance(config, CONFIGS) else None
+    options = (label_smoothing, ignore_index, soft_cap, reduction)
+    plan = key = None
+    if isinstance(logits, torch.Tensor) and is_eager((logits, labels)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        key = plan_key((logits, labels), *options, text)
         plan = forward_plans.get(key)
-        if plan is None:
-            options = _check(
-                logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config
-            )
-            plan = forward_plan(logits, labels, options, "" if config is None else config.encode())
-            announce(plan.choice, plan.choice.problem)
-            forward_plans.put(key, plan)
-        return plan.run(logits, labels)[0]
-    options = _check(logits, labels, label_smoothing, ignore_index, soft_cap, reduction, config)
-    _check_inplace(logits, inplace_backward)
-    check_no_tangent("cross_entropy", logits)
-    if checks_labels:
+    if plan is None:
+        _check(logits, labels, config)
+        _check_options(*options)
+    if inplace_backward is not False:
+        _check_inplace(logits, inplace_backward)
+    if knobs.get("debug.labels"):
         _check_labels(logits, labels, ignore_index)
-    return cross_entropy_fwd(
-        logits,
-        labels,
-        options.label_smoothing,
-        options.ignore_index,
-        options.soft_cap,
-        options.reduction,
-        inplace_backward,
-        "" if config is None else config.encode(),
-    )[0]
+    if key is None or (logits.requires_grad and torch.is_grad_enabled()):
+        numbers = (label_smoothing, ignore_index, soft_cap or 0.0, reduction)
+        return cross_entropy_fwd(logits, labels, *numbers, inplace_backward, text)[0]
+    if plan is None:
+        plan = forward_plan(logits, labels, Options.of(*options), text)
+        announce(plan.choice, plan.choice.problem)
+        forward_plans.put(key, plan)
+    return plan.run(logits, labels)[0]
 
 
-def _check(
-    logits: torch.Tensor,
-    labels: object,
-    label_smoothing: float,
-    ignore_index: int,
-    soft_cap: float | None,
-    reduction: str,
-    config: RowConfig | None,
-) -> Options:
+def _check(logits: torch.Tensor, labels: object, config: RowConfig | None) -> None:
     check_rows("cross_entropy", "logits", logits)
     if not isinstance(labels, torch.Tensor):
         raise DtypeError(
@@ -166,7 +154,7 @@ def _check(
         )
     check_device("cross_entropy", "labels", labels, logits, "logits")
     check_config("cross_entropy", config)
-    return _check_options(label_smoothing, ignore_index, soft_cap, reduction)
+    check_no_tangent("cross_entropy", logits)
 
 
 def _remedy(logits: torch.Tensor, labels: torch.Tensor) -> str:
@@ -179,7 +167,7 @@ def _remedy(logits: torch.Tensor, labels: torch.Tensor) -> str:
 
 def _check_options(
     label_smoothing: float, ignore_index: int, soft_cap: float | None, reduction: str
-) -> Options:
+) -> None:
     if not isinstance(label_smoothing, torch.SymFloat) and (
         isinstance(label_smoothing, bool)
         or not isinstance(label_smoothing, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -213,8 +201,6 @@ def _check_options(
             f"cross_entropy: reduction is {reduction!r}; it must be one of "
             f"{', '.join(map(repr, REDUCTIONS))}. Try: reduction='mean'."
         )
-    # Numbers become floats, which a compiler's symbols are already.
-    return Options(label_smoothing * 1.0, ignore_index, (soft_cap or 0.0) * 1.0, reduction)
 
 
 def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:

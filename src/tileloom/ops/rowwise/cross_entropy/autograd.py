@@ -46,13 +46,13 @@ def _forward(
     config: str,
 ) -> tuple[Tensor, Tensor]:
     del inplace_backward
-    options = Options(label_smoothing, ignore_index, soft_cap, reduction)
+    options = (label_smoothing, ignore_index, soft_cap or None, reduction)
     plan = key = None
     if logits.is_cuda:
-        key = plan_key((logits, labels), options, config)
+        key = plan_key((logits, labels), *options, config)
         plan = forward_plans.get(key)
     if plan is None:
-        plan = forward_plan(logits, labels, options, config)
+        plan = forward_plan(logits, labels, Options.of(*options), config)
         if logits.is_cuda:
             forward_plans.put(key, plan)
     announce(plan.choice, plan.choice.problem)
@@ -84,8 +84,8 @@ def _backward(
     reduction: str,
     config: str,
 ) -> Tensor:
-    options = Options(label_smoothing, ignore_index, soft_cap, reduction)
-    plan = backward_plan(grad, logits, labels, options, config, inplace=False)
+    options = (label_smoothing, ignore_index, soft_cap, reduction)
+    plan = backward_plan(grad, logits, labels, state, options, config, inplace=False)
     announce(plan.choice, plan.choice.problem)
     return plan.run(grad, logits, labels, state)
 
@@ -101,8 +101,8 @@ def _backward_inplace(
     reduction: str,
     config: str,
 ) -> None:
-    options = Options(label_smoothing, ignore_index, soft_cap, reduction)
-    plan = backward_plan(grad, logits, labels, options, config, inplace=True)
+    options = (label_smoothing, ignore_index, soft_cap, reduction)
+    plan = backward_plan(grad, logits, labels, state, options, config, inplace=True)
     announce(plan.choice, plan.choice.problem)
     plan.run(grad, logits, labels, state)
     if not logits.is_inference():

@@ -21,7 +21,7 @@ from tileloom.ops.rowwise.cross_entropy.reference import (
     cross_entropy_backward_reference,
     cross_entropy_reference,
 )
-from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
+from tileloom.ops.rowwise.plans import Launch, Plans, plan_key
 from tileloom.target import target_of
 
 Tensor = torch.Tensor
@@ -73,7 +73,14 @@ def forward_plan(logits: Tensor, labels: Tensor, options: Options, config: str) 
 
 
 def backward_plan(
-    grad: Tensor, logits: Tensor, labels: Tensor, options: Options, config: str, *, inplace: bool
+    grad: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    state: Tensor,
+    numbers: tuple[float, int, float, str],
+    config: str,
+    *,
+    inplace: bool,
 ) -> Plan:
     """Decide how a backward call runs, or find what was decided.
 
@@ -81,17 +88,19 @@ def backward_plan(
         grad: Gradient of the loss: a scalar, or `[...]` without a reduction.
         logits: `[..., V]`.
         labels: `[...]`.
-        options: What changes the loss.
+        state: What the forward kept.
+        numbers: The fields of `Options`.
         config: The config's text; "" chooses.
         inplace: Whether the gradient is written over the logits.
 
     Returns:
         The plan. `run(grad, logits, labels, state)` gives the gradient of the logits.
     """
-    key = plan_key((grad, logits, labels), options, config, inplace)
+    key = plan_key((grad, logits, labels, state), *numbers, config, inplace)
     found = _backward_plans.get(key) if logits.is_cuda else None
     if found is not None:
         return found
+    options = Options.of(*numbers)
     like = logits if inplace else torch.empty_like(logits, device="meta")
     problem = backward_problem(grad, logits, labels, like.stride(), options)
     choice = choose(problem, target_of(logits), decode(config))
@@ -208,13 +217,12 @@ def _forward(problem: CrossEntropyProblem, tile: Tile) -> Callable[..., tuple[Te
 
     def run(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         loss, state = empty_results(logits, labels, reduction)
-        with on_device(logits):
-            if reduction == "none":
-                launch(logits, labels, loss, state)
-            else:
-                losses = logits.new_empty(count, dtype=torch.float32)
-                launch(logits, labels, losses, state)
-                add_up(losses, labels, loss, state)
+        if reduction == "none":
+            launch(logits, labels, loss, state)
+        else:
+            losses = logits.new_empty(count, dtype=torch.float32)
+            launch(logits, labels, losses, state)
+            add_up(losses, labels, loss, state)
         return loss, state
 
     return run
@@ -225,8 +233,7 @@ def _backward(problem: CrossEntropyProblem, tile: Tile, inplace: bool) -> Callab
 
     def run(grad: Tensor, logits: Tensor, labels: Tensor, state: Tensor) -> Tensor:
         out = logits if inplace else torch.empty_like(logits)
-        with on_device(logits):
-            launch(grad, logits, labels, state, out)
+        launch(grad, logits, labels, state, out)
         return out
 
     return run

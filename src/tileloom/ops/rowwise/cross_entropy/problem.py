@@ -29,6 +29,13 @@ class Options:
     soft_cap: float
     reduction: str
 
+    @staticmethod
+    def of(
+        label_smoothing: float, ignore_index: int, soft_cap: float | None, reduction: str
+    ) -> Options:
+        """Take them as the public function has them."""
+        return Options(float(label_smoothing), ignore_index, float(soft_cap or 0.0), reduction)
+
 
 @dataclass(frozen=True)
 class CrossEntropyProblem:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tileloom.errors import DtypeError, ShapeError
+from tileloom.ops._op import is_eager
 from tileloom.ops.rowwise.checks import (
     check_config,
     check_device,
@@ -12,8 +15,8 @@ from tileloom.ops.rowwise.checks import (
     check_rows,
     unknown_option,
 )
-from tileloom.ops.rowwise.config import RowConfig, announce
-from tileloom.ops.rowwise.plans import is_short, plan_key
+from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
+from tileloom.ops.rowwise.plans import plan_key
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
 from tileloom.ops.rowwise.softmax.plans import forward_plan, forward_plans
 
@@ -77,18 +80,20 @@ def softmax(
     """
     if unknown:
         raise unknown_option("softmax", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
-    if is_short((x, mask)):
-        key = plan_key((x, mask), config)
+    text: Any = "" if config is None else config.encode() if isinstance(config, CONFIGS) else None
+    plan = key = None
+    if isinstance(x, torch.Tensor) and is_eager((x, mask)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        key = plan_key((x, mask), text)
         plan = forward_plans.get(key)
-        if plan is None:
-            _check(x, mask, config)
-            plan = forward_plan(x, mask, "" if config is None else config.encode())
-            announce(plan.choice, plan.choice.problem)
-            forward_plans.put(key, plan)
-        return plan.run(x, mask)
-    _check(x, mask, config)
-    check_no_tangent("softmax", x)
-    return softmax_fwd(x, mask, "" if config is None else config.encode())
+    if plan is None:
+        _check(x, mask, config)
+    if key is None or (x.requires_grad and torch.is_grad_enabled()):
+        return softmax_fwd(x, mask, text)
+    if plan is None:
+        plan = forward_plan(x, mask, text)
+        announce(plan.choice, plan.choice.problem)
+        forward_plans.put(key, plan)
+    return plan.run(x, mask)
 
 
 def _check(x: torch.Tensor, mask: torch.Tensor | None, config: RowConfig | None) -> None:
@@ -96,6 +101,7 @@ def _check(x: torch.Tensor, mask: torch.Tensor | None, config: RowConfig | None)
     if mask is not None:
         _check_mask(mask, x)
     check_config("softmax", config)
+    check_no_tangent("softmax", x)
 
 
 def _check_mask(mask: object, x: torch.Tensor) -> None:

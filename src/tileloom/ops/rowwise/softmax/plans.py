@@ -10,7 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
-from tileloom.ops.rowwise.plans import Launch, Plans, on_device, plan_key
+from tileloom.ops.rowwise.plans import Launch, Plans, plan_key
 from tileloom.ops.rowwise.softmax.config import choose, parts_of
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
@@ -175,8 +175,7 @@ def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
 
     def run(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         y = torch.empty_like(x)
-        with on_device(x):
-            launch(x, None if mask is None else mask.view(torch.uint8), y)
+        launch(x, None if mask is None else mask.view(torch.uint8), y)
         return y
 
     return run
@@ -187,8 +186,7 @@ def _backward(problem: SoftmaxProblem, tile: Tile) -> Run:
 
     def run(y: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
         dx = torch.empty_like(y)
-        with on_device(y):
-            launch(y, dy, dx)
+        launch(y, dy, dx)
         return dx
 
     return run
