@@ -16,6 +16,7 @@ _PORTABLE = [spec for spec in shipped() if spec.name.startswith("attention_fwd_t
 def test_float32_products_are_ieee_on_every_architecture():
     """Never TF32, which Triton 3.7.1 takes on sm_100 by itself for 64 rows and more."""
     specs = [s for s in _PORTABLE if re.search(r"\[d(64|512)-.*fp32", s.name)]
+    specs += [s for s in shipped() if re.match(r"attention_(dkv|dq)_triton\[d64-.*fp32", s.name)]
     pairs = [(spec, arch) for spec in specs for arch in spec.archs if arch != "sm_80"]
     assert {arch for _, arch in pairs} == {"sm_90", "sm_100"}
     for result in compile_in_workers(pairs, timeout_s=400):
