@@ -19,8 +19,7 @@ Who waits for whom (mbarriers, by phase; counts in brackets):
     kv_full[i]    (1)      producer's TMA -> consumers: K (0) and V (1) are there
     q_full[s]     (1)      producer's TMA -> consumers: Q and -LSE / scale of slot s are there
     do_full[s]    (1)      the same for dO and -delta
-    q_empty[s]    (256)    every consumer thread -> producer: Q of slot s may be overwritten
-    do_empty[s]   (256)    the same for dO
+    empty[s]      (256)    every consumer thread -> producer: slot s may be filled again
 Named barrier 8 (256): P^T is written; what warpgroup 0 read of dS before is read.
 Named barrier 9 (256): dS^T is written; P^T has been read.
 """
@@ -64,7 +63,7 @@ LOG2E = gl.constexpr(1.4426950408889634)
 @gluon.jit
 def _producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
-    lse_smem, delta_smem, kv_full, q_full, do_full, q_empty, do_empty, batch, kv_head, group,
+    lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch, kv_head, group,
     heads_q, key, start, stop, padded_q,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
@@ -76,14 +75,13 @@ def _producer(
     for j in range((stop - start) // 64 * group):
         slot, phase = slot_of(j, STAGES)
         at = [batch, head, row, 0]
-        mbarrier.wait(q_empty.index(slot), phase ^ 1)
+        mbarrier.wait(empty.index(slot), phase ^ 1)
         mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 256)
         tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
         tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
         if j == 0:
             mbarrier.expect(kv_full.index(1), v_desc.block_type.nbytes)
             tma_load(v_desc, [batch, kv_head, key, 0], kv_full.index(1), v_smem)
-        mbarrier.wait(do_empty.index(slot), phase ^ 1)
         mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 256)
         tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
         tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
@@ -94,7 +92,7 @@ def _producer(
 @gluon.jit
 def _consumer(
     WG: gl.constexpr, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
-    delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, q_empty, do_empty, scale, batch,
+    delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch,
     kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
@@ -168,8 +166,7 @@ def _consumer(
         dq, acc = warpgroup_mma_wait(0, deps=[dq, acc])
         acc = warpgroup_mma_init(acc)
         if j + 1 < steps:
-            arrive_each_thread(q_empty.index(slot))
-            arrive_each_thread(do_empty.index(slot))
+            arrive_each_thread(empty.index(slot))
         at = line.to(gl.int64) * D + WG * 64 * HALF
         left, right = halves(dq)
         reduce_add(buffer_ptr, at, fragment_order(left))
@@ -223,15 +220,13 @@ def attention_bwd_wide_kernel(
     kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    do_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     for i in gl.static_range(2):
         mbarrier.init(kv_full.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(do_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=256)
-        mbarrier.init(do_empty.index(i), count=256)
+        mbarrier.init(empty.index(i), count=256)
     fence_async_shared()
     if not HAS_LENGTHS:
         lengths_ptr = 0
@@ -247,14 +242,14 @@ def attention_bwd_wide_kernel(
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
-                     delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, q_empty, do_empty,
+                     delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty,
                      scale, batch, kv_head, group, heads_q, key, start, stop, padded_q, end, lo,
                      hi, first, last, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
         (_consumer, (1, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
-                     delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, q_empty, do_empty,
+                     delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty,
                      scale, batch, kv_head, group, heads_q, key, start, stop, padded_q, end, lo,
                      hi, first, last, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
-                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, q_empty, do_empty,
+                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
                      batch, kv_head, group, heads_q, key, start, stop, padded_q)),
     ], [4, 1], [240, 24])  # fmt: skip
