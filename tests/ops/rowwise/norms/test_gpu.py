@@ -29,8 +29,7 @@ def judged(case: NormCase) -> None:
         with record_choices() as made, poisoned_memory():
             runs.append(cases.run(inputs))
             torch.cuda.synchronize()
-        # The backward runs in a thread of PyTorch's own, which nobody records.
-        assert [choice.backend for choice in made] == ["triton"]
+        assert [choice.backend for choice in made] == ["triton"] * 2
     for name, first in runs[0].items():
         assert torch.equal(first, runs[1][name]), name
     cases.check(inputs, runs[0])

@@ -72,8 +72,9 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
     """Give the tiles for a problem: whole rows in registers while they fit, else shared rows.
 
     Measured on an H100 on 2026-11-28 (Triton 3.6.0, 256 MiB a tensor), as a share of the bandwidth
-    of a copy. Forward 0.98 to 1.00 for whole rows, 0.81 (bf16) and 0.91 (fp32) for shared ones.
-    Backward 0.91 to 0.97 for whole rows, 0.61 to 0.64 (bf16) and 0.81 (fp32) for shared ones.
+    of a copy. Whole rows: forward 0.98 to 1.00, backward 0.91 to 0.97. Shared rows, with posted
+    words, on an H200 of 1.4 times the bandwidth: forward 0.69 to 0.80 (bf16) and 0.80 to 0.92
+    (fp32), backward 0.49 (layer) and 0.65 (rms, bf16), 0.81 (fp32), 0.17 to 0.42 for 2^20.
     """
     return TritonConfig(_forward(problem, target), _backward(problem, target))
 
