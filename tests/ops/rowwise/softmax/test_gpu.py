@@ -55,10 +55,9 @@ def test_layouts_and_masks_are_right(layout, config):
 
 @pytest.mark.parametrize("dtype", [FP32, FP16], ids=["fp32", "fp16"])
 def test_huge_values_and_rows_of_minus_infinity_are_right(dtype):
-    scale = 1e4 if dtype == FP32 else 2e4
     rows = ((3, -INF), (4, torch.finfo(dtype).max), (5, torch.finfo(dtype).min))
     for width in (300, 40000):
-        case = SoftmaxCase("huge", (7, width), dtype, rows=rows, input_scale=scale)
+        case = SoftmaxCase("huge", (7, width), dtype, rows=rows, input_scale=1e4)
         judge(case)
         y, dx = cases.run(case.inputs("cuda"))
         assert not y[3].any()

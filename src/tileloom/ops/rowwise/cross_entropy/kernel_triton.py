@@ -54,11 +54,18 @@ FLOAT_ARGUMENTS = ("soft_cap", "inverse_cap", "smoothing")
 
 @triton.jit
 def _tanh(u):
-    """Give tanh in float32, within 4 ulp: a polynomial near 0, exponentials elsewhere."""
+    """Give tanh and its slope in float32: a polynomial near 0, exponentials elsewhere.
+
+    There the slope comes from 1 - tanh, not from 1 - tanh^2, which would cancel.
+    """
     t = u * u
     p = _TANH_1 + t * (_TANH_2 + t * (_TANH_3 + t * (_TANH_4 + t * _TANH_5)))
-    large = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(u)) + 1.0)
-    return tl.where(tl.abs(u) < 0.55, u + u * (t * p), tl.where(u < 0.0, -large, large))
+    small = u + u * (t * p)
+    rest = tl.div_rn(2.0, tl.exp(2.0 * tl.abs(u)) + 1.0)
+    large = tl.where(u < 0.0, rest - 1.0, 1.0 - rest)
+    is_small = tl.abs(u) < 0.55
+    slope = tl.where(is_small, 1.0 - small * small, rest * (2.0 - rest))
+    return tl.where(is_small, small, large), slope
 
 
 @triton.jit
@@ -69,7 +76,8 @@ def _capped_block(
     """Load a block of z, the capped logits, in float32, -inf where not `seen`."""
     z = load_block(logits, start, inside, seen, float("-inf"), logits_d, VECTOR).to(tl.float32)
     if CAPPED:
-        z = soft_cap * _tanh(z * inverse_cap)
+        bent, _ = _tanh(z * inverse_cap)
+        z = soft_cap * bent
         if seen is not None:
             z = tl.where(seen, z, float("-inf"))
     return z
@@ -99,7 +107,8 @@ def cross_entropy_fwd_kernel(
         tl.float32
     )
     if CAPPED:
-        target = soft_cap * _tanh(target * inverse_cap)
+        bent, _ = _tanh(target * inverse_cap)
+        target = soft_cap * bent
     # Logits are averaged as distances from the label's, which lose nothing where all are large.
     anchor = tl.where(tl.abs(target) < float("inf"), target, 0.0)
 
@@ -209,8 +218,7 @@ def cross_entropy_bwd_kernel(
     x = load_block(logits, start, inside, seen & ~is_ignored, 0.0, logits_d, VECTOR)
     z = x.to(tl.float32)
     if CAPPED:
-        z = _tanh(z * inverse_cap)
-        slope = 1.0 - z * z
+        z, slope = _tanh(z * inverse_cap)
         z *= soft_cap
     p = tl.exp((z - top) - log_sum)
     share = tl.where(columns == label, 1.0 - smoothing, 0.0)
