@@ -188,10 +188,11 @@ def test_the_grid_may_be_a_function_of_all_arguments(cuda, bundle):
     assert cuda.launches[0].grid == (5, 1, 1)
 
 
-def test_a_grid_of_no_blocks_launches_nothing_but_is_checked(cuda, bundle):
+def test_a_grid_out_of_range_is_refused(cuda, bundle):
     kernel = bundle.kernel("add[fp32]")
     x = FakeTensor("float32")
-    kernel[(0,)](x, x, x, 5000)
+    with pytest.raises(OptionError, match="has 0 blocks along x"):
+        kernel[(0,)](x, x, x, 5000)
     assert (cuda.launches, cuda.loaded) == ([], [])
     with pytest.raises(OptionError, match="the grid of 'add"):
         kernel[(1, 70000)](x, x, x, 5000)

@@ -210,14 +210,15 @@ def test_a_grid_that_reads_what_no_guard_tests_is_called_every_time(cuda):
             assert cuda.last().grid == (blocks, 1, 1)
 
 
-def test_an_empty_grid_launches_nothing(cuda):
+def test_an_empty_grid_is_refused_cold_and_warm(cuda):
     launcher = launch.prepare(kernels.add)
     args = (*tensors(3), 1000)
-    compiled = launcher[(8,)](*args, BLOCK=128)
+    launcher[(8,)](*args, BLOCK=128)
     before = cuda.count()
     for _ in range(4):
-        assert launcher[(0,)](*args, BLOCK=128) is compiled
-        assert launcher[(4, 0)](*args, BLOCK=128) is compiled
+        for grid in ((0,), (4, 0), lambda meta: (0, meta["BLOCK"])):
+            with pytest.raises(errors.OptionError, match=r"has 0 blocks along .*nothing to do\.$"):
+                launcher[grid](*args, BLOCK=128)
     assert cuda.count() == before
 
 

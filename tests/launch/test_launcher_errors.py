@@ -79,8 +79,8 @@ def test_a_wrong_type(cuda, value):
 @pytest.mark.parametrize(
     ("grid", "text"),
     [
-        ((2**31,), r"has 2147483648 blocks along x; the driver takes 0 to 2147483647"),
-        ((1, 65536), r"has 65536 blocks along y; the driver takes 0 to 65535"),
+        ((2**31,), r"has 2147483648 blocks along x; the driver takes 1 to 2147483647"),
+        ((1, 65536), r"has 65536 blocks along y; the driver takes 1 to 65535"),
         ((1, 1, -1), r"has -1 blocks along z"),
         ((), r"must be one to three integers"),
         ((1, 2, 3, 4), r"must be one to three integers"),

@@ -270,7 +270,7 @@ class BundledKernel:
             may be left out where the variants that fit agree in it. Pointers are tensors on one
             GPU, or addresses as integers; descriptors are any object with ``base``, ``shape``,
             ``strides`` and ``block_shape``. The kernel runs on PyTorch's current stream of the
-            tensors' GPU. A grid of no blocks launches nothing.
+            tensors' GPU.
         """
         return functools.partial(self._launch, grid)
 
@@ -286,8 +286,6 @@ class BundledKernel:
             if callable(grid):
                 grid = grid({**variant.constants, **arguments})
             whole = driver.normal_grid(grid, self.name)
-            if 0 in whole:
-                return
             stream = torch._C._cuda_getCurrentRawStream(index)
             values = values_of(variant.parameters, arguments)
             self._bundle.loaded(variant, index).launch(whole, stream, values)

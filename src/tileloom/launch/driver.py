@@ -184,7 +184,7 @@ def normal_grid(grid: Sequence[int], name: str) -> tuple[int, int, int]:
     """Check a grid and write it with three numbers.
 
     Args:
-        grid: One to three numbers of blocks; 0 means that nothing is launched.
+        grid: One to three numbers of blocks.
         name: The kernel's name, for the error.
 
     Raises:
@@ -201,11 +201,13 @@ def normal_grid(grid: Sequence[int], name: str) -> tuple[int, int, int]:
         )
     whole = (*sizes, 1, 1)[:3]
     for axis, n, most in zip("xyz", whole, _MOST_GRID):
-        if not 0 <= n <= most:
+        if not 1 <= n <= most:
+            remedy = "spread the blocks over x, which takes 2^31 - 1"
+            if n < 1:
+                remedy = "return before the launch where there is nothing to do"
             raise OptionError(
                 f"launch: the grid of '{name}' is {tuple(sizes)}, which has {n} blocks along "
-                f"{axis}; the driver takes 0 to {most}. Try: spread the blocks over x, which "
-                "takes 2^31 - 1."
+                f"{axis}; the driver takes 1 to {most}. Try: {remedy}."
             )
     return whole  # pyright: ignore[reportReturnType]
 

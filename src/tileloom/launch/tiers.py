@@ -91,8 +91,6 @@ class Variant:
             `entry(stream, *values)`: an address for each `ADDRESS` and `Spec`, a number for each
             `NUMBER`, in order.
         """
-        if 0 in grid:
-            return lambda *values: self.compiled  # as Triton: nothing is launched
         for tier in self.tiers():
             try:
                 return _BUILDERS[tier](self, grid, forms)
