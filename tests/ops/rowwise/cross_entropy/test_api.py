@@ -78,6 +78,11 @@ _NAMES = "label_smoothing, ignore_index, soft_cap, reduction, inplace_backward, 
          "cross_entropy: inplace_backward=True, and logits of shape (2, 3, 8) have strides "
          "(0, 8, 1): elements share memory, so that no gradient can be written over them. Try: "
          "inplace_backward=False."),
+        (lambda: cross_entropy(torch.zeros(12).unfold(0, 8, 2), T[0], inplace_backward=True),
+         OptionError,
+         "cross_entropy: inplace_backward=True, and logits of shape (3, 8) have strides "
+         "(2, 1): elements share memory, so that no gradient can be written over them. Try: "
+         "inplace_backward=False."),
         (lambda: cross_entropy(X, T, config=1), OptionError,
          "cross_entropy: config is a int; it must be one of ReferenceConfig, TritonConfig, or "
          "None."),
@@ -94,6 +99,17 @@ def test_a_wrong_call_gets_a_sentence(call, error, text):
     with pytest.raises(error) as caught:
         call()
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [torch.zeros(3, 0, 8).transpose(0, 2).transpose(0, 1), torch.zeros(2, 3, 0).expand(4, 2, 3, 0),
+     torch.zeros(8, 3, 2).permute(2, 1, 0), torch.zeros(2, 4, 9)[:, ::2, 1:]],
+)  # fmt: skip
+def test_the_gradient_is_written_over_any_logits_that_share_no_memory(logits):
+    logits = logits.requires_grad_() * 1
+    labels = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+    cross_entropy(logits, labels, reduction="sum", inplace_backward=True).backward()
 
 
 def test_labels_out_of_range_are_named_in_debug_mode():

@@ -208,14 +208,25 @@ def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:
         raise OptionError(
             f"cross_entropy: inplace_backward is {inplace_backward!r}; it must be True or False."
         )
-    if inplace_backward and any(
-        stride == 0 and size > 1 for stride, size in zip(logits.stride(), logits.shape)
-    ):
+    if inplace_backward and _elements_share_memory(logits):
         raise OptionError(
             f"cross_entropy: inplace_backward=True, and logits of shape {tuple(logits.shape)} have "
             f"strides {logits.stride()}: elements share memory, so that no gradient can be written "
             "over them. Try: inplace_backward=False."
         )
+
+
+def _elements_share_memory(tensor: torch.Tensor) -> bool:
+    """Whether elements lie at one address, as after `expand` and `unfold`."""
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return False
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def _check_labels(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> None:
