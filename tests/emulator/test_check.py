@@ -49,6 +49,11 @@ def main():
     y = torch.zeros_like(x)
     shift[(1,)](x, y, 100, 128)
 """
+OTHER = """
+@triton.jit
+def other(y_ptr):
+    tl.store(y_ptr, 2.0)
+"""
 FORMS = {"script.py": SCRIPT, "test_shift.py": TEST, "module.py": MAIN}
 ONCE = [Setting("late", 0, "ttgir")]
 LATE = ["--schedule", "late", "--level", "ttgir"]
@@ -94,6 +99,28 @@ def test_a_file_without_a_launch_is_refused(tmp_path):
         check_file(tmp_path / "missing.py", ONCE)
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        ("def main(:", [], "SyntaxError"),
+        ("\xff", [], "no kernel: 0 launches"),
+        ("CASES = [1]", [], "CASES of FILE is a list; it must map names to functions without"),
+        ("def main():\n    pass", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no"),
+        ("1", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no --case."),
+        ("1", ["--timeline", "/none/t.json"], "there is no folder /none to write the timeline to."),
+        ("1", ["--mutate", "--kernels", "none.py"], "there is no file none.py."),
+        ("def main(:", ["--mutate"], "FILE is not Python: invalid syntax (odd.py, line 1)."),
+        ("\xff", ["--mutate"], "FILE is not Python: 'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_a_sentence(text, options, sentence, tmp_path, capsys):
+    path = tmp_path / "odd.py"
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["check", str(path), *LATE, *options]) == 1
+    said = capsys.readouterr()
+    assert sentence.replace("FILE", str(path)) in said.out + said.err
+
+
 def test_reports_are_kept_once_over_all_settings(tmp_path):
     path = write(tmp_path, "module.py", MAIN, limit="n + 9")
     ways = settings(["late", "random"], [1, 2], ["ttir", "ttgir"])
@@ -105,9 +132,11 @@ def test_reports_are_kept_once_over_all_settings(tmp_path):
 
 
 def test_kernel_filter(tmp_path):
-    path = write(tmp_path, "module.py", MAIN, limit="n + 9")
+    path = write(tmp_path, "two.py", OTHER + MAIN + "    other[(1,)](y)\n", limit="n + 9")
     assert check_file(path, ONCE, kernel="other").findings == []
     assert len(check_file(path, ONCE, kernel="shift").findings) == 1
+    with pytest.raises(LaunchError, match=r"launched no kernel 'shft'; it launched other, shift\."):
+        check_file(path, ONCE, kernel="shft")
 
 
 def test_command_line_exit_status(tmp_path, capsys):

@@ -199,7 +199,8 @@ class _File:
         self.case = case
         self.folder = str(path.resolve().parent)
         self.path = copy or path
-        name, text = self.path.name, self.path.read_text()
+        name = self.path.name
+        text = self.path.read_text(encoding="utf-8", errors="replace")
         self.is_pytest = name.startswith("test_") or name.endswith("_test.py")
         is_module = re.search(r"^(def main\(|CASES\b)", text, re.MULTILINE) is not None
         self.is_module = is_module and not self.is_pytest
@@ -218,11 +219,20 @@ class _File:
         """
         if self.is_pytest:
             return {"": lambda: _run_pytest(self.path, self.case, take)}
+        cases: Any = getattr(self._module, "CASES", None)
+        if cases is None and self.case is not None:
+            raise LaunchError(
+                f"emulator: {self.path} has no CASES, so no case {self.case!r}. Try: no --case."
+            )
         if self._module is None:
             return {"": lambda: runpy.run_path(str(self.path), run_name="__main__")}
-        cases: Mapping[str, Callable[[], Any]] | None = getattr(self._module, "CASES", None)
         if cases is None:
             return {"": self._module.main}
+        if not isinstance(cases, Mapping):
+            raise LaunchError(
+                f"emulator: CASES of {self.path} is a {type(cases).__name__}; it must map names to "
+                "functions without arguments."
+            )
         if self.case is None:
             return cases
         if self.case not in cases:
@@ -265,9 +275,14 @@ def check_file(
         What was found.
 
     Raises:
-        LaunchError: If there is no such file, no kernel was launched at all, or the file did not
-            import one of `copies`.
+        LaunchError: If there is no such file or case, no folder for the timeline, no kernel was
+            launched at all, or none of that name, or the file did not import one of `copies`.
     """
+    if timeline is not None and not timeline.absolute().parent.is_dir():
+        raise LaunchError(
+            f"emulator: there is no folder {timeline.parent} to write the timeline to. "
+            "Try: make it first."
+        )
     copies = {original.resolve(): copy for original, copy in (copies or {}).items()}
     file = _File(path, case, copies.pop(path.resolve(), None))
     check = _Check(file, kernel, max_steps, first_only, say or (lambda _: None))
@@ -289,6 +304,11 @@ def check_file(
     if not result.launches and not result.failures:
         raise LaunchError(
             f"emulator: {path} launched no kernel. Try: give it a main() that does, or a test."
+        )
+    if kernel is not None and kernel not in result.kernels and not result.failures:
+        raise LaunchError(
+            f"emulator: {path} launched no kernel '{kernel}'; it launched "
+            f"{', '.join(sorted(result.kernels))}. Try: one of these after the colon."
         )
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
@@ -66,8 +67,12 @@ class Judge:
         self._usual: set[tuple[str, ...]] = set()
 
     def mutants(self) -> Mapping[Path, list[Mutant]]:
-        """Return the mutants of each file; helpers count in all of them."""
-        texts = {path: path.read_text() for path in self.kernels}
+        """Return the mutants of each file; helpers count in all of them.
+
+        Raises:
+            LaunchError: If there is no such file, or it is not Python.
+        """
+        texts = {path: _source(path) for path in self.kernels}
         helpers = Helpers.of(texts.values())
         return {path: mutants(text, helpers) for path, text in texts.items()}
 
@@ -142,6 +147,18 @@ class Judge:
         self.run_as_it_is()
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(lambda item: self.verdict(*item), mutants)
+
+
+def _source(path: Path) -> str:
+    """Read a file to damage, or say what is wrong with it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        ast.parse(text, filename=path.name)
+    except OSError:
+        raise LaunchError(f"emulator: there is no file {path}.") from None
+    except (SyntaxError, ValueError) as error:  # or bytes that are no text
+        raise LaunchError(f"emulator: {path} is not Python: {error}.") from None
+    return text
 
 
 def _copy(path: Path, text: str, folder: Path) -> Path:
