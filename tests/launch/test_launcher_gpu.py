@@ -355,10 +355,10 @@ def test_pinned_memory_is_taken(xyz):
         assert torch.equal(out, x + y)
 
 
-def test_the_drivers_error_is_a_sentence(xyz):
+def test_a_grid_that_the_driver_does_not_take_is_a_sentence(xyz):
     x, y, out = xyz
     launcher = launch.prepare(kernels.add)
-    with pytest.raises(errors.OptionError, match=r"takes 0 to 65535"):
+    with pytest.raises(errors.OptionError, match=r"takes 1 to 65535"):
         launcher[(1, 70000)](x, y, out, SIZE, BLOCK=BLOCK)
 
 
