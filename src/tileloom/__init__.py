@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileloom import emulator, errors, knobs, testing
+    from tileloom import emulator, errors, knobs, launch, testing
     from tileloom.ops.attention import masks
     from tileloom.ops.attention.api import attention
     from tileloom.ops.rowwise.cross_entropy.api import cross_entropy
@@ -32,12 +32,13 @@ _PUBLIC = {
     "emulator": "tileloom.emulator",
     "errors": "tileloom.errors",
     "knobs": "tileloom.knobs",
+    "launch": "tileloom.launch",
     "testing": "tileloom.testing",
 }
 
 __all__ = [
-    "__version__", "attention", "cross_entropy", "emulator", "errors", "knobs", "layer_norm",
-    "masks", "rms_norm", "softmax", "swiglu", "testing",
+    "__version__", "attention", "cross_entropy", "emulator", "errors", "knobs", "launch",
+    "layer_norm", "masks", "rms_norm", "softmax", "swiglu", "testing",
 ]  # fmt: skip
 
 
