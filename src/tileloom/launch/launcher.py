@@ -34,6 +34,7 @@ LIMIT = 1024
 """How many launches a launcher keeps prepared; beyond it, all are dropped and made anew."""
 
 _GUARDS = 16
+_NO_DRIVER = "0 active drivers"  # of Triton's error on a machine without a GPU
 _log = log.get_logger("launch")
 
 
@@ -63,6 +64,17 @@ class Launcher:
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
         return MethodType(self._call, grid)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Refuse a launch without a grid.
+
+        Raises:
+            ArgumentError: Always.
+        """
+        raise ArgumentError(
+            f"launch: '{self.name}' is called without a grid, which stands in brackets. Try: "
+            "launcher[grid](...), with grid = (blocks,)."
+        )
 
     def __repr__(self) -> str:
         return f"<launcher of {self.name}>"
@@ -116,7 +128,11 @@ class Launcher:
         if bundle_use.is_forbidden() and _cuda_driver() is not None:
             bundle_use.refuse_plain(self.name)
         try:
-            return self.kernel[grid](*args, **(self.options | named))
+            return self.kernel[self._checked(grid)](*args, **(self.options | named))
+        except RuntimeError as error:
+            if _NO_DRIVER not in str(error):
+                raise
+            raise DeviceError(self._no_gpu(args, named)) from error
         except KeyError as error:
             if "unrecognised" not in str(error):
                 raise
@@ -128,6 +144,12 @@ class Launcher:
             if "failed to specialize argument" not in str(error):
                 raise
             raise ArgumentError(self._wrong_type(args, named, error)) from error
+
+    def _checked(self, grid: Any) -> Any:
+        """A grid that Triton takes, and the fast tiers too; a callable is checked in the launch."""
+        if callable(grid):
+            return lambda named: normal_grid(grid(named), self.name)
+        return normal_grid(grid, self.name)
 
     def _first(self, grid: Any, /, *args: Any, **named: Any) -> Any:
         """The first launch, and any by a callable that was taken from the launcher before it."""
@@ -319,6 +341,15 @@ class Launcher:
             )
         return False
 
+    def _no_gpu(self, args: Sequence[Any], named: Mapping[str, Any]) -> str:
+        given = {p.name: value for p, value in zip(self._parameters, args)} | dict(named)
+        where = [f"{n} is on {v.device}" for n, v in given.items() if hasattr(v, "data_ptr")]
+        return (
+            f"launch: '{self.name}' needs a GPU, and Triton finds none here"
+            f"{'; ' if where else ''}{', '.join(where)}. Try: a machine with a GPU, or "
+            "`with tileloom.emulator.run():` around the launch, which takes tensors on the CPU."
+        )
+
     def _signature(self) -> str:
         names = ", ".join(p.name for p in self._parameters)
         return f"The {len(self._parameters)} parameters of '{self.name}' are {names}."
@@ -343,11 +374,16 @@ class Launcher:
 
 
 def _cuda_driver() -> Any:
-    """Triton's active driver if it is the one for NVIDIA GPUs; None for any other."""
+    """Triton's active driver if it is the one for NVIDIA GPUs; None for any other, or none."""
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime.driver import driver
 
-    active: Any = driver.active
+    try:
+        active: Any = driver.active
+    except RuntimeError as error:
+        if _NO_DRIVER not in str(error):
+            raise
+        return None
     return active if isinstance(active, CudaDriver) else None
 
 
