@@ -312,3 +312,36 @@ def test_cuda_devices_mean_the_cpu_inside_only():
             torch.cuda.synchronize()
     assert not torch.ones(1).is_cuda
     assert torch.cuda.Event is not type(start)
+
+
+def test_every_spelling_of_a_device_is_mapped():
+    before = torch.get_default_device()
+    with cuda_on_cpu(H100):
+        assert torch.cuda.current_device() == torch.accelerator.current_device_index() == 0
+        assert torch.device(torch.cuda.current_device()) == torch.device("cuda:0")
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+        assert torch.accelerator.is_available()
+        assert not torch.cuda.is_current_stream_capturing()
+        for device in (0, "cuda", "cuda:0", torch.device(0), torch.device("cuda")):
+            generator = torch.Generator(device)
+            assert isinstance(generator, torch.Generator)
+            x = torch.randn(2, device=device, generator=generator.manual_seed(3))
+            again = torch.Generator(device=device).manual_seed(3)
+            assert torch.equal(torch.randn(2, generator=again, device=device), x)
+            assert x.to(device).to(device=device).to(device, torch.float16).is_cuda
+            assert x.to(x).new_zeros(2, 3, device=device).shape == (2, 3)
+            assert torch.nn.Linear(2, 2).to(device).weight.device.type == "cpu"
+            with torch.device(device):
+                assert torch.ones(2).is_cuda
+        torch.set_default_device("cuda")
+        assert torch.ones(2).pin_memory().is_cuda
+        torch.cuda.manual_seed(5)
+        x, state = torch.rand(2), torch.cuda.get_rng_state()
+        y = torch.rand(2)
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(torch.rand(2), y)
+        torch.cuda.manual_seed_all(5)
+        assert torch.equal(torch.rand(2), x)
+    assert torch.get_default_device() == before
+    assert not isinstance(torch.ones(1), torch.Generator)
+    assert type(torch.Generator()) is torch.Generator

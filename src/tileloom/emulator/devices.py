@@ -15,17 +15,23 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from tileloom.target import Target
 
 
 def _mapped(value: Any) -> Any:
-    """Return the CPU for a CUDA device in any spelling; other values unchanged."""
+    """Return the CPU for a CUDA device in any spelling but a number; other values unchanged."""
     if isinstance(value, torch.device) and value.type == "cuda":
         return torch.device("cpu")
     if isinstance(value, str) and value.split(":")[0] == "cuda":
         return "cpu"
     return value
+
+
+def _mapped_device(value: Any) -> Any:
+    """Do the same where only a device can stand: a number is a CUDA device there."""
+    return "cpu" if isinstance(value, int) else _mapped(value)
 
 
 class _OnCpu(TorchFunctionMode):
@@ -36,21 +42,60 @@ class _OnCpu(TorchFunctionMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
+        if function is torch.device and args and isinstance(args[0], int):
+            return torch.device("cuda", args[0])
         if function is torch.Tensor.cuda:
             return args[0]
         if getattr(function, "__self__", None) is torch.Tensor.is_cuda:
             return True
-        if name == "pin_memory" and not isinstance(args[0], bool):
-            return args[0]
         if name == "record_stream":
             return None
         if "device" in kwargs:
-            kwargs["device"] = _mapped(kwargs["device"])
+            kwargs["device"] = _mapped_device(kwargs["device"])
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         if name in ("to", "new_empty", "new_zeros", "new_full", "new_ones"):
             args = tuple(_mapped(a) for a in args)
+        at = _DEVICE_AT.get(name)
+        if at is not None and len(args) > at:
+            args = (*args[:at], _mapped_device(args[at]), *args[at + 1 :])
         return function(*args, **kwargs)
+
+
+# Where these take a device without its name; a tensor or a dtype there stays what it is.
+_DEVICE_AT = {"to": 1, "_parse_to": 0}
+
+
+class _Generators(type):
+    """What `torch.Generator` is inside: a call gives a generator of the CPU."""
+
+    def __call__(cls, device: Any = "cpu") -> torch.Generator:
+        return _GENERATOR(_mapped_device(device))
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+class _Generator(metaclass=_Generators):
+    """Stands for `torch.Generator`."""
+
+
+_GENERATOR = torch.Generator
+
+
+@contextlib.contextmanager
+def _default_device() -> Generator[None]:
+    """Map the device of `torch.set_default_device` and of ``with torch.device(...)``."""
+    make, before = DeviceContext.__init__, torch.get_default_device()
+
+    def make_mapped(self: DeviceContext, device: Any) -> None:
+        make(self, _mapped(torch.device(device)))
+
+    with mock.patch.object(DeviceContext, "__init__", make_mapped):
+        try:
+            yield
+        finally:
+            torch.set_default_device(None if before.type == "cpu" else before)
 
 
 class _Event:
@@ -108,6 +153,7 @@ def cuda_on_cpu(target: Target) -> Generator[None]:
         L2_cache_size=50 * 2**20,
     )  # fmt: skip
     stream = _Stream()
+    seed = torch.default_generator.manual_seed  # random numbers of the card come from there
     answers: dict[str, Any] = {
         "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
         "synchronize": lambda device=None: None, "empty_cache": lambda: None,
@@ -116,10 +162,29 @@ def cuda_on_cpu(target: Target) -> Generator[None]:
         "get_device_name": lambda device=None: target.name, "init": lambda: None,
         "set_device": lambda device: None, "current_stream": lambda device=None: stream,
         "stream": lambda stream: contextlib.nullcontext(), "Event": _Event, "Stream": _Stream,
-        "device": lambda device: contextlib.nullcontext(), "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None, "memory_allocated": lambda device=None: 0,
+        "device": lambda device: contextlib.nullcontext(),
+        "manual_seed": seed, "manual_seed_all": seed,
+        "get_rng_state": lambda device=None: torch.get_rng_state(),
+        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "default_stream": lambda device=None: stream, "is_current_stream_capturing": lambda: False,
+        "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None,
     }  # fmt: skip
-    with mock.patch.multiple(torch.cuda, **answers), _OnCpu():
+    accelerator: dict[str, Any] = {
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_idx": lambda: 0, "set_device_idx": lambda device: None,
+        "current_device_index": lambda: 0, "set_device_index": lambda device: None,
+        "set_stream": lambda stream: None,
+        **{name: answers[name]
+           for name in ("is_available", "device_count", "synchronize", "current_stream")},
+    }  # fmt: skip
+    with (
+        mock.patch.multiple(torch.cuda, **answers),
+        mock.patch.multiple(torch.accelerator, **accelerator),
+        mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
+        mock.patch.object(torch, "Generator", _Generator),
+        _default_device(),
+        _OnCpu(),
+    ):
         yield
