@@ -223,8 +223,29 @@ def attention_backends(target: Target) -> dict[str, tuple[str, ...]]:
     return {c.backend: c.reasons_against(problem, target) for c in configs}
 
 
+def rowwise_backends(target: Target) -> dict[str, tuple[str, ...]]:
+    """Ask the backends of the row-wise operators about a small problem of softmax.
+
+    Args:
+        target: The hardware.
+
+    Returns:
+        For each backend the reasons why it refuses.
+    """
+    import torch
+
+    from tileloom.ops.rowwise.config import ReferenceConfig
+    from tileloom.ops.rowwise.softmax.config import softmax_rule
+    from tileloom.ops.rowwise.softmax.problem import forward_problem
+
+    problem = forward_problem(torch.empty(128, 1024, dtype=torch.bfloat16), None)
+    configs = (softmax_rule(problem, target), ReferenceConfig())
+    return {c.backend: c.reasons_against(problem, target) for c in configs}
+
+
 BACKENDS: dict[str, Callable[[Target], dict[str, tuple[str, ...]]]] = {
-    "attention": attention_backends
+    "attention": attention_backends,
+    "rowwise": rowwise_backends,
 }
 """For each operator a function that asks its backends; a test holds it complete."""
 
