@@ -48,6 +48,9 @@ class Subject:
 
 
 _ATTENTION = ROOT / "src" / "tileloom" / "ops" / "attention"
+_ALONE = (
+    "nothing else is in flight there: it names the product for the compiler and waits for nothing"
+)
 _TURN = "turns order the issue of wgmmas for speed; nothing is handed over by them"
 SUBJECTS = (
     Subject(
@@ -76,6 +79,30 @@ SUBJECTS = (
             ): "the producer refills slots in order: before this one it waits for V of the block "
             "before, which this step hands back after its `warpgroup_mma_wait(0)`",
             ("turn_end(WG, CONSUMERS)", "turn_end before the warpgroup_mma above it"): _TURN,
+        },
+    ),
+    Subject(
+        "Attention backward on Hopper",
+        ROOT / "tests" / "ops" / "attention" / "emulated_backward.py",
+        (
+            _ATTENTION / "kernel_gluon_sm90_bwd.py",
+            _ATTENTION / "kernel_gluon_sm90_bwd_wide.py",
+            _ATTENTION / "pieces_gluon_sm90_bwd.py",
+        ),
+        sms=2,
+        harmless={
+            (
+                "s = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[s]))",
+                "warpgroup_mma_wait leaves one more in flight",
+            ): _ALONE,
+            (
+                "t = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[t]))",
+                "warpgroup_mma_wait leaves one more in flight",
+            ): _ALONE,
+            (
+                "dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])  # frees the registers of P and dS",
+                "warpgroup_mma_wait leaves one more in flight",
+            ): "it frees registers; the wait after the next S is issued covers dV and dK as well",
         },
     ),
     Subject(
