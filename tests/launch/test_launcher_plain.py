@@ -71,3 +71,27 @@ def test_a_machine_without_a_gpu(monkeypatch, tier):
     )
     with pytest.raises(errors.DeviceError, match=r"Triton finds none here\. Try: a machine"):
         launch.prepare(kernels.with_global)[(1,)](None, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_warp": 4}, "Triton has no compile option num_warp. Did you mean num_warps?"),
+        ({"xyz": 4}, "Triton has no compile option xyz. Try: one of num_warps, "),
+        (
+            {"BLOCK": 128},
+            "BLOCK is a parameter of 'add', no compile option. Try: launcher[grid](..., BLOCK=...)"
+            ", or launcher.bind(grid, ..., BLOCK=...).",
+        ),
+    ],
+)
+def test_options_that_are_none_are_refused_before_the_launch(options, text):
+    with pytest.raises(errors.UnknownOptionError) as caught:
+        launch.prepare(kernels.add, **options)
+    assert str(caught.value).startswith(f"launch.prepare: {text}")
+
+
+def test_options_that_are_some_are_kept():
+    given = {"num_warps": 2, "num_ctas": 1, "maxnreg": 64, "launch_pdl": True}
+    for kernel in (kernels.add, kernels.gluon_add):
+        assert launch.prepare(kernel, **given).options == given

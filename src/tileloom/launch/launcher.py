@@ -8,6 +8,7 @@ through `kernel[grid](...)` and compiles it. Only what is launched a second time
 
 from __future__ import annotations
 
+import difflib
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,8 @@ from types import MethodType
 from typing import Any
 
 from tileloom import knobs, log
-from tileloom.errors import ArgumentError, DeviceError, OptionError
-from tileloom.launch import bundle_use, descriptors, guard, watch
+from tileloom.errors import ArgumentError, DeviceError, OptionError, UnknownOptionError
+from tileloom.launch import bundle_use, compat, descriptors, guard, watch
 from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
@@ -147,9 +148,10 @@ class Launcher:
 
     def _checked(self, grid: Any) -> Any:
         """A grid that Triton takes, and the fast tiers too; a callable is checked in the launch."""
-        if callable(grid):
-            return lambda named: normal_grid(grid(named), self.name)
-        return normal_grid(grid, self.name)
+        if not callable(grid):
+            return normal_grid(grid, self.name)
+        sizes: Callable[..., Any] = grid
+        return lambda named: normal_grid(sizes(named), self.name)
 
     def _first(self, grid: Any, /, *args: Any, **named: Any) -> Any:
         """The first launch, and any by a callable that was taken from the launcher before it."""
@@ -414,14 +416,35 @@ def prepare(
 
     Raises:
         OptionError: If `kernel` was not made by `triton.jit` or `gluon.jit`.
+        UnknownOptionError: If Triton has no such compile option.
     """
     if not hasattr(kernel, "__getitem__") or not hasattr(kernel, "run"):
         raise OptionError(
             f"launch.prepare: kernel is a {type(kernel).__name__}; it must be a function made by "
             "triton.jit or gluon.jit. Try: prepare(triton.jit(function))."
         )
+    if options:
+        _check_options(kernel, options)
     given = {"num_warps": num_warps, "num_stages": num_stages}
     return Launcher(kernel, {k: v for k, v in given.items() if v is not None} | options)
+
+
+def _check_options(kernel: Any, options: Mapping[str, Any]) -> None:
+    from triton.runtime.jit import JITFunction
+
+    if not isinstance(kernel, JITFunction):  # a tuner's own options are not known here
+        return
+    known = compat.option_names(90)
+    for name in options:
+        if name in kernel.arg_names:
+            raise UnknownOptionError(
+                f"launch.prepare: {name} is a parameter of '{kernel.__name__}', no compile option. "
+                f"Try: launcher[grid](..., {name}=...), or launcher.bind(grid, ..., {name}=...)."
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Try: one of {', '.join(known)}."
+            raise UnknownOptionError(f"launch.prepare: Triton has no compile option {name}. {hint}")
 
 
 @functools.lru_cache(maxsize=1024)
