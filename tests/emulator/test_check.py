@@ -322,6 +322,7 @@ def test_every_spelling_of_a_device_is_mapped():
         assert torch.accelerator.current_accelerator() == torch.device("cuda")
         assert torch.accelerator.is_available()
         assert not torch.cuda.is_current_stream_capturing()
+        torch.optim.AdamW([torch.ones(2, device=0, requires_grad=True)]).step()
         for device in (0, "cuda", "cuda:0", torch.device(0), torch.device("cuda")):
             generator = torch.Generator(device)
             assert isinstance(generator, torch.Generator)

@@ -133,6 +133,10 @@ class _Stream(_Event):
     def wait_event(self, event: Any) -> None:
         """Do nothing."""
 
+    def is_capturing(self) -> bool:
+        """Return that no graph is being recorded."""
+        return False
+
     def record_event(self, event: Any = None) -> Any:
         """Return an event."""
         return event or _Event()
