@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tests.ops.attention import cases
+from tests.ops.joined import joined
 
 import tileloom
 from tileloom import masks
@@ -120,15 +121,6 @@ def of_operator(inputs: cases.Inputs, given: Upstream, config: str) -> list[torc
     return list(results[: 3 if bias is None else 4])
 
 
-def _joined(tensor: torch.Tensor) -> torch.Tensor:
-    """Join 16 rows to one: the error of a row that sees two keys is one rounding, not a mean."""
-    if tensor.dim() < 2 or tensor.numel() == 0:
-        return tensor.reshape(1, -1)
-    *outer, rows, columns = tensor.shape
-    padded = torch.nn.functional.pad(tensor, (0, 0, 0, -rows % 16))
-    return padded.reshape(*outer, -1, 16 * columns)
-
-
 def check(inputs: cases.Inputs, given: Upstream, gradients: list[torch.Tensor]) -> None:
     """Judge gradients by the accuracy rule, shapes and dtypes too."""
     wanted: list[torch.Tensor] = [inputs.q, inputs.k, inputs.v]
@@ -141,7 +133,7 @@ def check(inputs: cases.Inputs, given: Upstream, gradients: list[torch.Tensor]) 
         assert gradient.shape == own.shape, name
         assert gradient.dtype == own.dtype, name
         try:
-            assert_accurate(_joined(gradient), _joined(r), _joined(b.to(own.dtype)), name=name)
+            assert_accurate(joined(gradient), joined(r), joined(b.to(own.dtype)), name=name)
         except WeakCaseError:
             # Rounding is all there is, as in dQ of rows that see one key.
             size = max(float(t.abs().max()) for t in (given.dout, *reference) if t.numel())
