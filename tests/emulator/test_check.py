@@ -83,6 +83,33 @@ def test_a_bug_is_found_whatever_the_form(name, tmp_path):
     assert result.errors[0].report.line == 9
 
 
+FIXTURE = """
+import pytest
+pytest_plugins = ["tileloom.emulator.pytest_plugin"]
+
+@pytest.mark.emulate(schedules=("eager",), sms=3)
+def test_shift(emulated):
+    assert (emulated.options.schedule, emulated.target.sms) == ("late", 4)
+    y = torch.zeros(100)
+    shift[(1,)](torch.zeros(100), y, 100, 128)
+
+@pytest.mark.emulate
+def test_marker_alone():
+    y = torch.zeros(100)
+    shift[(1,)](torch.zeros(100), y, 100, 128)
+"""
+
+
+@pytest.mark.parametrize("text", [FIXTURE, FIXTURE.replace("pytest_plugins", "unused")])
+def test_a_file_with_the_fixture_serves_both(text, tmp_path):
+    """The check has chosen the schedule: the fixture gives its run, the marker says nothing."""
+    good = check_file(write(tmp_path, "test_fixture.py", text), ONCE)
+    assert (good.findings, good.failures, good.launches) == ([], [], 2)
+    bad = check_file(write(tmp_path, "test_fixture.py", text, limit="n + 9"), ONCE)
+    assert [(f.report.kind, f.case) for f in bad.errors] == [("out-of-bounds", "test_shift")]
+    assert bad.failures == []
+
+
 def test_a_failing_assertion_of_the_file_is_a_failure(tmp_path):
     result = check_file(write(tmp_path, "script.py", SCRIPT, limit="n - 9"), ONCE)
     assert result.errors == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib.util
-import io
 import re
 import runpy
 import shlex
@@ -148,10 +147,6 @@ def settings(
 
 
 # ---- what a file consists of
-Take = Callable[[str], None]
-"""Called with a case's name when it has ended."""
-
-
 def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tileloom_checked_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -160,34 +155,6 @@ def _import(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-class _Tests:
-    """A pytest plugin that says when a test has ended."""
-
-    def __init__(self, take: Take) -> None:
-        self.take = take
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Hear of a test's end from pytest."""
-        self.take(nodeid.partition("::")[2])
-
-
-def _run_pytest(path: Path, case: str | None, take: Take) -> None:
-    import pytest
-
-    captured = io.StringIO()
-    target = f"{path}::{case}" if case else str(path)
-    # Imported afresh: a copy of a file that was damaged has the file's own name.
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib"]
-    with contextlib.redirect_stdout(captured):
-        status = pytest.main([target, *options], plugins=[_Tests(take)])
-    if status not in (0, 1):
-        raise LaunchError(
-            f"emulator: pytest could not run {target}:\n{captured.getvalue()[-2000:]}"
-        )
-    if status == 1:
-        raise AssertionError(captured.getvalue()[-4000:])
 
 
 class _File:
@@ -211,14 +178,17 @@ class _File:
         if self.is_module and self._module is None:
             self._module = _import(self.path)
 
-    def actions(self, take: Take) -> Mapping[str, Callable[[], Any]]:
+    def actions(self, session: Run, take: Callable[[str], None]) -> Mapping[str, Callable[[], Any]]:
         """Return what to run, by case; "" is the whole file.
 
         Args:
+            session: The run it is run in.
             take: Called with the name of a test when it has ended.
         """
         if self.is_pytest:
-            return {"": lambda: _run_pytest(self.path, self.case, take)}
+            from tileloom.emulator.pytest_check import run_pytest
+
+            return {"": lambda: run_pytest(self.path, self.case, session, take)}
         cases: Any = getattr(self._module, "CASES", None)
         if cases is None and self.case is not None:
             raise LaunchError(
@@ -360,7 +330,7 @@ class _Check:
         with _launches_told(lambda kernel: self.say(Playing(way, case, kernel))):
             if not guarded(self.file.load):
                 return
-            for name, action in self.file.actions(take).items():
+            for name, action in self.file.actions(session, take).items():
                 case = name
                 guarded(action)
                 take(case)
