@@ -7,7 +7,7 @@ import torch
 from tests.launch import fake_cuda
 from tests.launch.fake_cuda import DeviceTensor, tensors, warm
 
-from tileloom import errors, launch
+from tileloom import emulator, errors, launch
 
 pytest.importorskip("triton")
 kernels = pytest.importorskip("tests.launch.launch_kernels")
@@ -85,6 +85,8 @@ def test_a_wrong_type(cuda, value):
         ((), r"must be one to three integers"),
         ((1, 2, 3, 4), r"must be one to three integers"),
         ((1.5,), r"must be one to three integers"),
+        (5, r"the grid of 'add' is 5; it must be one to three integers"),
+        (lambda _: 5, r"the grid of 'add' is 5; it must be"),
     ],
 )
 def test_a_grid_that_the_driver_does_not_take(cuda, grid, text):
@@ -94,6 +96,27 @@ def test_a_grid_that_the_driver_does_not_take(cuda, grid, text):
         with pytest.raises(errors.OptionError, match=text):
             launcher[grid](*args, BLOCK=128)
         launcher[(8,)](*args, BLOCK=128)
+
+
+@pytest.mark.parametrize("grid", [(-1,), (1, 0), (1, 2, 3, 4), (), 5, "1", (1.0,), (2**31,)])
+def test_the_emulator_takes_the_same_grids(grid):
+    launcher = launch.prepare(kernels.add)
+    on_host = torch.zeros(3, 8).unbind(0)
+    with emulator.run(), pytest.raises(errors.OptionError, match=r"launch: the grid "):
+        launcher[grid](*on_host, 8, BLOCK=8)
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_a_number_of_more_than_64_bits(cuda, number):
+    launcher = launch.prepare(kernels.add)
+    for _ in range(3):
+        with pytest.raises(errors.ArgumentError) as caught:
+            launcher[(8,)](*tensors(3), number, BLOCK=128)
+        launcher[(8,)](*tensors(3), 1000, BLOCK=128)
+    assert str(caught.value) == (
+        "launch: an argument of 'add' does not fit into 64 bits. Try: a number from -2^63 to "
+        "2^64 - 1."
+    )
 
 
 def test_the_drivers_error_is_a_sentence(cuda):

@@ -44,6 +44,14 @@ def _is_closed(function: Any) -> bool:
     return all(isinstance(value, types.ModuleType) or callable(value) for value in named)
 
 
+def _tuple(grid: Any) -> Any:
+    """A grid as a tuple; what is no sequence as it is, for `normal_grid` to refuse."""
+    try:
+        return tuple(grid)
+    except TypeError:
+        return grid
+
+
 class Grids:
     """Evaluates the grids of one launcher.
 
@@ -64,7 +72,7 @@ class Grids:
             values: The arguments, in the order of the parameters.
         """
         if not callable(grid):
-            return tuple(grid)
+            return _tuple(grid)
         code = getattr(grid, "__code__", None)
         reads = self._reads.get(code)
         if reads is not None:
@@ -77,12 +85,12 @@ class Grids:
     def _evaluate(self, grid: Callable[..., Any], values: Sequence[Any]) -> tuple[Any, ...]:
         named = dict(zip(self._names, values))
         if not _is_closed(grid):
-            return tuple(grid(named))
+            return _tuple(grid(named))
         given = _Recorder(named)
         try:
             whole = tuple(grid(given))
         except (AttributeError, TypeError):  # it wants a real dict, or is wrong: then it says so
-            return tuple(grid(named))
+            return _tuple(grid(named))
         code: Any = grid.__code__
         read = given.read | {self._names[i] for i in self._reads.get(code, ())}
         reads = tuple(i for i, name in enumerate(self._names) if name in read)

@@ -145,6 +145,11 @@ class Launcher:
             if "failed to specialize argument" not in str(error):
                 raise
             raise ArgumentError(self._wrong_type(args, named, error)) from error
+        except OverflowError as error:
+            raise ArgumentError(
+                f"launch: an argument of '{self.name}' does not fit into 64 bits. Try: a number "
+                "from -2^63 to 2^64 - 1."
+            ) from error
 
     def _checked(self, grid: Any) -> Any:
         """A grid that Triton takes, and the fast tiers too; a callable is checked in the launch."""
