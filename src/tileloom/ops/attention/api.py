@@ -117,7 +117,9 @@ def attention(
         and LSE; besides the gradients it needs `[B, Hq, Lq]` float32 (twice with a bias or in
         float32), a copy of dO where its last dimension has a stride, and for the gradient of a
         bias that broadcasts up to 8 MiB; the reference five tensors `[B, Hq, Lq, Lk]`.
-    Determinism: bitwise repeatable in every backend on a GPU, gradients included: no atomics.
+    Determinism: bitwise repeatable in every backend on a GPU, gradients included, but for dq of the
+        Hopper backward, which adds it up in no fixed order; under
+        `torch.use_deterministic_algorithms(True)` the portable backward runs instead.
     Gradients: of q, k, v and bias (summed to its own shape), through O and LSE. None of the second
         order; `attention_reference` has those.
     Autocast: q, k and v are cast to autocast's dtype, as by
