@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,15 @@ from typing import Any
 from tileloom.errors import OptionError
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.occupancy import normal_arch
+
+_ELEMENT = re.compile(r"[iu](1|8|16|32|64)|fp(16|32|64)|bf16|fp8(e4nv|e5|e4b15|e4b8|e5b16)")
+_DESCRIPTOR = re.compile(r"tensordesc<(\w+)\[\d+(, ?\d+)*\]>")
+_SPELLED = {
+    "bool": "i1", "half": "fp16", "float16": "fp16", "bfloat16": "bf16", "float": "fp32",
+    "float32": "fp32", "double": "fp64", "float64": "fp64", "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5", "int": "i32", **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
+    **{f"uint{n}": f"u{n}" for n in (8, 16, 32, 64)},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,8 @@ def specs_of(
 
     Raises:
         OptionError: If the kernel cannot be imported by its name, an architecture is unknown, two
-            signatures have one name, or a signature does not fit the function.
+            signatures have one name, a signature does not fit the function, or anything is of
+            another type than said here.
 
     >>> from tileloom.launch.bundle_specs import Signature, specs_of
     >>> from my_kernels import add_kernel
@@ -63,6 +74,7 @@ def specs_of(
     >>> specs = specs_of(add_kernel, [Signature(types, {"BLOCK": 1024})], ["sm_90"])
     """
     function, parameters = _of_kernel(kernel)
+    _check_lists(signatures, archs)
     gluon = kernel.is_gluon()
     short = function.rpartition(":")[2]
     names = [f"{short}[{s.name or i}]" for i, s in enumerate(signatures)]
@@ -78,6 +90,32 @@ def specs_of(
         _spec(name, function, gluon, parameters, signature, known)
         for name, signature in zip(names, signatures)
     ]
+
+
+def _check_lists(signatures: Any, archs: Any) -> None:
+    one = isinstance(signatures, Signature)
+    if one or not isinstance(signatures, Sequence) or isinstance(signatures, str):
+        raise OptionError(
+            f"bundle: signatures is a {type(signatures).__name__}; it must be a list of "
+            f"Signature. Try: {'[signature]' if one else '[Signature(types, constants)]'}."
+        )
+    for each in signatures:
+        if not isinstance(each, Signature):
+            raise OptionError(
+                f"bundle: signatures has a {type(each).__name__}; each must be a Signature. Try: "
+                "Signature(types, constants)."
+            )
+    if isinstance(archs, str) or not isinstance(archs, Sequence):
+        given = repr(archs) if isinstance(archs, (str, int)) else f"a {type(archs).__name__}"
+        raise OptionError(
+            f"bundle: archs is {given}; it must be a list of names. Try: archs=['sm_90']."
+        )
+    for arch in archs:
+        if not isinstance(arch, str):
+            raise OptionError(
+                f"bundle: archs has {arch!r}, of type {type(arch).__name__}; each must be a name. "
+                "Try: archs=['sm_90']."
+            )
 
 
 def _of_kernel(kernel: Any) -> tuple[str, list[str]]:
@@ -106,12 +144,46 @@ def _check(name: str, signature: Signature, parameters: Sequence[str]) -> None:
             f"in {', '.join(odd)}; the parameters are {', '.join(parameters)}. Try: name each of "
             "them once, in types or in constants."
         )
+    for parameter, kind in signature.types.items():
+        _check_type(name, parameter, kind)
+    _check_config(name, signature)
     if wrong := sorted(
         n for n in signature.layouts if "tensordesc" not in signature.types.get(n, "")
     ):
         raise OptionError(
             f"bundle: layouts names {', '.join(wrong)}, which is no descriptor of {name}. Try: "
             "layouts for the parameters of type tensordesc."
+        )
+
+
+def _check_type(name: str, parameter: str, kind: Any) -> None:
+    text = str(kind).removeprefix("torch.")
+    if isinstance(kind, str):
+        inner = _DESCRIPTOR.fullmatch(kind)
+        element = inner[1] if inner else re.sub(r"^\*k?|:16$", "", kind)
+        if _ELEMENT.fullmatch(element):
+            return
+        meant = _SPELLED.get(element)
+        hint = f"Did you mean '{kind.replace(element, meant, 1)}'?" if meant else ""
+    else:
+        meant = _SPELLED.get(text)
+        hint = f"Try: '*{meant}' for a tensor, '{meant}' for a number." if meant else ""
+    raise OptionError(
+        f"bundle: the type of {parameter} of {name} is {kind!r}; it must be a text such as "
+        f"'*bf16' (a tensor), 'i32' or 'fp32' (a number), or 'tensordesc<bf16[64, 64]>'. "
+        f"{hint or 'Try: one of these; a compile-time parameter stands in constants.'}"
+    )
+
+
+def _check_config(name: str, signature: Signature) -> None:
+    warps, stages = signature.num_warps, signature.num_stages
+    if type(warps) is not int or warps not in (1, 2, 4, 8, 16, 32):
+        raise OptionError(
+            f"bundle: num_warps of {name} is {warps!r}; Triton takes 1, 2, 4, 8, 16 or 32. Try: 4."
+        )
+    if type(stages) is not int or stages < 0:
+        raise OptionError(
+            f"bundle: num_stages of {name} is {stages!r}; it must be an integer from 0 on. Try: 3."
         )
 
 
