@@ -149,6 +149,26 @@ def test_what_is_no_bundle_gets_status_1(action, tmp_path, capsys):
     assert "is no bundle: it does not begin with" in (shown.out + shown.err).replace("\n", " ")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_show_of_a_damaged_binary_gets_status_1(options, path, capsys):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert main(["bundle", "show", *options, str(path)]) == 1
+    shown = capsys.readouterr()
+    assert "add[b]" in shown.out
+    assert shown.err == (
+        f"tileloom: bundle: '{path}' is damaged: the binary of 'add[b]' is not what was written. "
+        "Try: build it again with `tileloom bundle build`.\n"
+    )
+
+
+def test_show_of_a_file_cut_short_gets_status_1(path, capsys):
+    path.write_bytes(path.read_bytes()[:-1])
+    assert main(["bundle", "show", str(path)]) == 1
+    assert "is damaged: it has" in capsys.readouterr().err
+
+
 def verified(path, capsys):
     status = main(["bundle", "verify", "--json", str(path)])
     said = json.loads(capsys.readouterr().out)

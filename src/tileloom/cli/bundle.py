@@ -254,7 +254,21 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(bundle), indent=2))
     else:
         console().print(table(bundle))
-    return 0
+    damaged = _damaged(bundle)
+    for text in damaged:
+        print(f"tileloom: {text}", file=sys.stderr)
+    return int(bool(damaged))
+
+
+def _damaged(bundle: Bundle) -> list[str]:
+    """What is said of each binary that is not what was written."""
+    found: list[str] = []
+    for variant in bundle.variants():
+        try:
+            bundle.binary(variant)
+        except BundleError as error:
+            found.append(str(error))
+    return found
 
 
 def findings(path: Path) -> list[tuple[str, str]]:
