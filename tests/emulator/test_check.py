@@ -133,6 +133,7 @@ def test_a_file_without_a_launch_is_refused(tmp_path):
         ("\xff", [], "no kernel: 0 launches"),
         ("CASES = [1]", [], "CASES of FILE is a list; it must map names to functions without"),
         ("def main():\n    pass", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no"),
+        ("CASES = {}", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no --case."),
         ("1", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no --case."),
         ("1", ["--timeline", "/none/t.json"], "there is no folder /none to write the timeline to."),
         ("1", ["--mutate", "--kernels", "none.py"], "there is no file none.py."),
@@ -161,9 +162,13 @@ def test_reports_are_kept_once_over_all_settings(tmp_path):
 def test_kernel_filter(tmp_path):
     path = write(tmp_path, "two.py", OTHER + MAIN + "    other[(1,)](y)\n", limit="n + 9")
     assert check_file(path, ONCE, kernel="other").findings == []
-    assert len(check_file(path, ONCE, kernel="shift").findings) == 1
-    with pytest.raises(LaunchError, match=r"launched no kernel 'shft'; it launched other, shift\."):
+    (finding,) = check_file(path, ONCE, kernel="shift").findings
+    assert str(finding.report) == finding.report.text()
+    with pytest.raises(
+        LaunchError, match=r"launched no kernel 'shft'; it launched other, shift\. Try: .*:shift\.$"
+    ):
         check_file(path, ONCE, kernel="shft")
+    assert main(["check", f"{path}:shft", *LATE]) == 1
 
 
 def test_command_line_exit_status(tmp_path, capsys):
@@ -267,8 +272,9 @@ def test_cases_are_named_and_chosen(tmp_path, capsys):
     path = write(tmp_path, "cases.py", f"CASES = {{'good': {good}, 'bad': {bad}}}\n")
     assert [f.case for f in check_file(path, ONCE).errors] == ["bad"]
     assert check_file(path, ONCE, case="good").findings == []
-    with pytest.raises(LaunchError, match=r"has no case 'ugly'; it has good, bad\."):
-        check_file(path, ONCE, case="ugly")
+    with pytest.raises(LaunchError, match=r"no case 'god'; it has good, bad\. Try: --case good\.$"):
+        check_file(path, ONCE, case="god")
+    assert main(["check", str(path), *LATE, "--case", "god"]) == 1
     test = write(tmp_path, "test_two.py", f"def test_good():\n    ({good})()\n{TEST}", "n + 9")
     result = check_file(test, ONCE, case="test_shift")
     assert (result.launches, [f.case for f in result.errors]) == (1, ["test_shift"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import faulthandler
 import importlib.util
 import re
@@ -10,7 +11,7 @@ import runpy
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -147,6 +148,11 @@ def settings(
 
 
 # ---- what a file consists of
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """Return the one of some names that is most like a name."""
+    return max(sorted(names), key=lambda n: difflib.SequenceMatcher(None, name, n).ratio())
+
+
 def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tileloom_checked_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -190,7 +196,7 @@ class _File:
 
             return {"": lambda: run_pytest(self.path, self.case, session, take)}
         cases: Any = getattr(self._module, "CASES", None)
-        if cases is None and self.case is not None:
+        if not cases and self.case is not None:
             raise LaunchError(
                 f"emulator: {self.path} has no CASES, so no case {self.case!r}. Try: no --case."
             )
@@ -207,7 +213,8 @@ class _File:
             return cases
         if self.case not in cases:
             raise LaunchError(
-                f"emulator: {self.path} has no case {self.case!r}; it has {', '.join(cases)}."
+                f"emulator: {self.path} has no case {self.case!r}; it has {', '.join(cases)}. "
+                f"Try: --case {shlex.quote(_nearest(self.case, cases))}."
             )
         return {self.case: cases[self.case]}
 
@@ -278,7 +285,7 @@ def check_file(
     if kernel is not None and kernel not in result.kernels and not result.failures:
         raise LaunchError(
             f"emulator: {path} launched no kernel '{kernel}'; it launched "
-            f"{', '.join(sorted(result.kernels))}. Try: one of these after the colon."
+            f"{', '.join(sorted(result.kernels))}. Try: {path}:{_nearest(kernel, result.kernels)}."
         )
     return result
 

@@ -184,6 +184,8 @@ class Report:
             lines.append(f"    seen {where}, level={self.level!r}")
         return "\n".join(lines)
 
+    __str__ = text
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return asdict(self)
