@@ -112,6 +112,18 @@ def test_the_gradient_is_written_over_any_logits_that_share_no_memory(logits):
     cross_entropy(logits, labels, reduction="sum", inplace_backward=True).backward()
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiler_follows_the_check_of_shared_memory(dynamic):
+    def loss(x):
+        return cross_entropy((x * 1)[:, :-1], T[:, :-1], reduction="sum", inplace_backward=True)
+
+    compiled = torch.compile(loss, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    x, y = (X.clone().requires_grad_() for _ in range(2))
+    compiled(x).backward()
+    loss(y).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
 def test_labels_out_of_range_are_named_in_debug_mode():
     labels = torch.tensor([[0, 1, -100], [7, 8, -3]])
     assert cross_entropy(X, labels).isnan()

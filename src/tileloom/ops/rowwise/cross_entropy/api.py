@@ -220,12 +220,11 @@ def _elements_share_memory(tensor: torch.Tensor) -> bool:
     """Whether elements lie at one address, as after `expand` and `unfold`."""
     if tensor.is_contiguous() or tensor.numel() == 0:
         return False
-    reach = 0  # of the dimensions with smaller strides
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
+    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
+    for i, (stride, _) in enumerate(dims):
+        inner = [d for j, d in enumerate(dims) if d[0] < stride or (d[0] == stride and j < i)]
+        if stride <= sum(step * (size - 1) for step, size in inner):
+            return True
     return False
 
 
