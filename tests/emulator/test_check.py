@@ -278,6 +278,8 @@ def test_cases_are_named_and_chosen(tmp_path, capsys):
     test = write(tmp_path, "test_two.py", f"def test_good():\n    ({good})()\n{TEST}", "n + 9")
     result = check_file(test, ONCE, case="test_shift")
     assert (result.launches, [f.case for f in result.errors]) == (1, ["test_shift"])
+    (failure,) = check_file(test, ONCE, case="test_ugly").failures
+    assert "ERROR: not found: " in failure.text
 
 
 def test_a_case_that_raises_keeps_no_other_from_running(tmp_path):

@@ -59,7 +59,7 @@ def run_pytest(path: Path, case: str | None, session: Run, take: Take) -> None:
     # Imported afresh: a copy of a file that was damaged has the file's own name.
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--import-mode=importlib"]
     options += ["-p", "no:tileloom.emulator.pytest_plugin"]
-    with contextlib.redirect_stdout(captured):
+    with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
         status = pytest.main([target, *options], plugins=[_Tests(session, take)])
     if status not in (0, 1):
         raise LaunchError(
