@@ -84,17 +84,15 @@ class Inputs:
 def run(
     inputs: Inputs, config: TritonConfig | None = None, *, inplace: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss and gradient of one call; `inplace` takes a copy of the logits."""
-    logits = inputs.logits.detach()
+    """Loss and gradient of one call; `inplace` takes a copy of the logits, which is no leaf."""
+    logits = inputs.logits.detach().requires_grad_()
     if inplace:
-        logits = logits.clone()
-    logits.requires_grad_()
+        logits = logits * 1
     loss = package.cross_entropy(
         logits, inputs.labels, **inputs.options, config=config, inplace_backward=inplace
     )
     (grad,) = torch.autograd.grad(loss, logits, inputs.loss_gradient)
     assert (grad.data_ptr() == logits.data_ptr()) is inplace
-    logits.requires_grad_(False)
     return loss.detach(), grad
 
 

@@ -249,6 +249,22 @@ class TestInPlace:
             cross_entropy(logits, torch.tensor([1, 2, 3]), inplace_backward=True)
         assert torch.equal(logits, before)
 
+    @pytest.mark.parametrize("cut", [lambda t: t, lambda t: t[:, :-1], lambda t: t.view(6, 7)])
+    @pytest.mark.parametrize("leaf", [torch.nn.Parameter, torch.Tensor.requires_grad_])
+    def test_a_leaf_and_its_views_are_refused(self, leaf, cut):
+        logits = cut(leaf(torch.randn(2, 3, 7)))
+        labels = torch.zeros(logits.shape[:-1], dtype=torch.int64)
+        with pytest.raises(OptionError) as caught:
+            cross_entropy(logits, labels, inplace_backward=True)
+        assert str(caught.value) == (
+            f"cross_entropy: inplace_backward=True, and logits of shape {tuple(logits.shape)} are "
+            "a leaf that requires grad, or a view of one: the gradient would be written over its "
+            "values. Try: inplace_backward=False, or logits that are the output of a layer."
+        )
+        with torch.no_grad():
+            cross_entropy(logits, labels, inplace_backward=True)
+        cross_entropy(logits * 1, labels, inplace_backward=True).backward()
+
     def test_the_schema_declares_it(self):
         schema = torch.ops.tileloom.cross_entropy_bwd_.default._schema
         written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]

@@ -9,6 +9,7 @@ from tests.ops.rowwise.cross_entropy.cases import CrossEntropyCase
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tileloom.errors import OptionError
 from tileloom.ops.rowwise.cross_entropy import cross_entropy
 
 _OPTIONS = [{}, cases.NONE, cases.ALL]
@@ -56,6 +57,15 @@ def test_it_compiles_to_one_graph_with_its_gradient(dynamic, inplace):
             loss = function(x, weight, labels, inplace)
             results.append((loss.detach(), *torch.autograd.grad(loss, x)))
         torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_leaf_is_refused_while_it_is_compiled():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, y: cross_entropy(x, y, inplace_backward=True), backend="aot_eager"
+    )
+    with pytest.raises(OptionError, match="are a leaf that requires grad"):
+        compiled(torch.randn(9, 5, requires_grad=True), torch.randint(5, (9,)))
 
 
 def test_another_number_of_rows_does_not_recompile():

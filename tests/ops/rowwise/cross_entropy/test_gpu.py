@@ -99,6 +99,8 @@ def test_more_than_two_to_the_31_elements(inplace):
     parts = [slice(0, 7), slice(count - 7, count)]
     kept = [logits[rows].clone() for rows in parts]
     logits.requires_grad_()
+    if inplace:
+        logits = logits * 1
     loss = cross_entropy(logits, labels, reduction="none", inplace_backward=inplace)
     weights = torch.ones(count, device="cuda")
     given = [cases.Inputs(x, labels[rows], dict(cases.NONE)) for x, rows in zip(kept, parts)]
@@ -111,7 +113,7 @@ def test_more_than_two_to_the_31_elements(inplace):
 
 @pytest.mark.parametrize("inplace", [False, True], ids=["fresh", "inplace"])
 def test_no_second_copy_of_the_logits_is_made(inplace):
-    logits = torch.randn(2048, 32000, device="cuda", dtype=BF16, requires_grad=True)
+    logits = torch.randn(2048, 32000, device="cuda", dtype=BF16, requires_grad=True) * 1
     labels = torch.randint(32000, (2048,), device="cuda")
     cross_entropy(logits, labels, inplace_backward=inplace)
     torch.cuda.synchronize()
@@ -132,7 +134,7 @@ def test_a_cuda_graph_replays_the_mean(inplace):
     graph = torch.cuda.CUDAGraph()
     gradient = inputs.loss_gradient
     with torch.cuda.graph(graph):
-        logits = inputs.logits.clone().requires_grad_()
+        logits = inputs.logits.detach().requires_grad_() * 1
         loss = cross_entropy(logits, inputs.labels, inplace_backward=inplace)
         (grad,) = torch.autograd.grad(loss, logits, gradient)
     for seed in range(3):

@@ -71,7 +71,8 @@ def cross_entropy(
         reduction: ``"mean"`` over the rows that count, ``"sum"``, or ``"none"``.
         inplace_backward: Whether the backward writes the gradient over the logits, which saves a
             tensor of their size. The logits are lost then: who else needs them for a gradient, and
-            a second backward, get an error.
+            a second backward, get an error. A leaf that requires grad, and a view of one, is
+            refused: its values are what is trained.
         config: Forces a backend: a `ReferenceConfig` or `TritonConfig` of
             `tileloom.ops.rowwise.config`. Default: the kernels where they take the problem.
         unknown: Any other keyword is refused with the nearest option.
@@ -87,7 +88,7 @@ def cross_entropy(
         DtypeError: If a dtype is not supported.
         DeviceError: If the tensors lie on different devices.
         OptionError: If an option is out of range; if `inplace_backward` is asked for logits whose
-            elements share memory; with `debug.labels` if a label is out of range.
+            elements share memory or that are a leaf; with `debug.labels` if a label is wrong.
         UnknownOptionError: If there is no such option.
         ConfigError: If `config` cannot run the problem; it lists the reasons.
         GradientError: If a gradient of the gradient, or a forward-mode derivative, is asked for; in
@@ -214,6 +215,20 @@ def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:
             f"strides {logits.stride()}: elements share memory, so that no gradient can be written "
             "over them. Try: inplace_backward=False."
         )
+    if inplace_backward and _is_trained(logits):
+        raise OptionError(
+            f"cross_entropy: inplace_backward=True, and logits of shape {tuple(logits.shape)} are "
+            "a leaf that requires grad, or a view of one: the gradient would be written over its "
+            "values. Try: inplace_backward=False, or logits that are the output of a layer."
+        )
+
+
+def _is_trained(logits: torch.Tensor) -> bool:
+    """Whether a gradient is asked for of a leaf's memory, as for a Parameter and its views."""
+    if not (logits.requires_grad and torch.is_grad_enabled()):
+        return False
+    base = None if torch.compiler.is_compiling() else logits._base
+    return logits.is_leaf or (base is not None and base.requires_grad and base.is_leaf)
 
 
 def _elements_share_memory(tensor: torch.Tensor) -> bool:
