@@ -9,6 +9,7 @@ import torch
 from tests.ops.rowwise.norms import cases
 from tests.ops.rowwise.norms.cases import FUNCTIONS, NormCase
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from tileloom import emulator
 from tileloom.errors import (
@@ -171,6 +172,18 @@ def test_a_second_gradient_is_refused(op):
     out = FUNCTIONS[op][0](x)
     with pytest.raises(GradientError, match=f"{op}_norm: the gradient of its gradient"):
         torch.autograd.grad(out.square().sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("name", ["x", "weight", "residual"])
+@both
+def test_a_forward_mode_derivative_is_refused(op, name):
+    given = {"x": torch.randn(3, 7), "weight": torch.randn(7), "residual": torch.randn(3, 7)}
+    with forward_ad.dual_level():
+        FUNCTIONS[op][0](**given)
+        given[name] = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+        with pytest.raises(GradientError, match=f"{op}_norm: a forward-mode derivative is asked"):
+            FUNCTIONS[op][0](**given)
 
 
 @both

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from tests.ops.rowwise.swiglu import cases
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from tileloom import emulator
 from tileloom.errors import (
@@ -99,6 +100,17 @@ def test_a_second_gradient_is_refused():
     x = torch.randn(3, 7, requires_grad=True)
     with pytest.raises(GradientError, match="swiglu: the gradient of its gradient"):
         torch.autograd.grad(swiglu(x, x).square().sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_forward_mode_derivative_is_refused(place):
+    given = [torch.randn(3, 7), torch.randn(3, 7)]
+    with forward_ad.dual_level():
+        swiglu(*given)
+        given[place] = forward_ad.make_dual(given[place], torch.randn(3, 7))
+        with pytest.raises(GradientError, match="swiglu: a forward-mode derivative is asked for"):
+            swiglu(*given)
 
 
 def test_autocast_leaves_it_alone():

@@ -9,7 +9,13 @@ import torch
 
 from tileloom.errors import OptionError
 from tileloom.ops._op import is_eager
-from tileloom.ops.rowwise.checks import check_alike, check_config, check_rows, check_vector
+from tileloom.ops.rowwise.checks import (
+    check_alike,
+    check_config,
+    check_no_tangent,
+    check_rows,
+    check_vector,
+)
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.norm.plans import (
     Results,
@@ -81,6 +87,7 @@ def call(
         plan = forward_plans.get(key)
     if plan is None:
         check(op, *tensors, eps, config)
+        check_no_tangent(op, *tensors)
         if key is not None and not saves:
             plan = forward_plan(op, *tensors, float(eps), text, saves=False)
             announce(plan.choice, plan.choice.problem)

@@ -71,7 +71,7 @@ def rms_norm(
         DeviceError: If the tensors lie on different devices.
         OptionError: If eps or config is out of range.
         UnknownOptionError: If there is no such option.
-        GradientError: If a gradient of the gradient is asked for.
+        GradientError: If a gradient of the gradient, or a forward-mode derivative, is asked for.
         ConfigError: If `config` cannot run the problem; it lists the reasons.
 
     Memory: the outputs; for gradients one float32 a row more. The backward allocates the gradients

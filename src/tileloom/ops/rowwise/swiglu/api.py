@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from tileloom.ops.rowwise.checks import check_alike, check_config, check_rows, unknown_option
+from tileloom.ops.rowwise.checks import (
+    check_alike,
+    check_config,
+    check_no_tangent,
+    check_rows,
+    unknown_option,
+)
 from tileloom.ops.rowwise.config import RowConfig
 from tileloom.ops.rowwise.plans import is_short, plan_key
 from tileloom.ops.rowwise.swiglu.autograd import swiglu_fwd
@@ -42,7 +48,7 @@ def swiglu(
         DeviceError: If the tensors lie on different devices.
         OptionError: If config is none of the configs.
         UnknownOptionError: If there is no such option.
-        GradientError: If a gradient of the gradient is asked for.
+        GradientError: If a gradient of the gradient, or a forward-mode derivative, is asked for.
         ConfigError: If `config` cannot run the problem; it lists the reasons.
 
     Memory: the output; backward the two gradients. gate and up are kept for it.
@@ -68,6 +74,7 @@ def swiglu(
     check_rows("swiglu", "gate", gate)
     check_alike("swiglu", "up", up, gate, "gate")
     check_config("swiglu", config)
+    check_no_tangent("swiglu", gate, up)
     if goes_short:
         return run_announced(forward_plan(gate, up, text), gate, up)
     return swiglu_fwd(gate, up, text)
