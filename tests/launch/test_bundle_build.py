@@ -123,7 +123,7 @@ def test_nothing_is_written_if_a_kernel_does_not_compile(tmp_path):
             "bundle: given twice: add[fp32] for sm_90. Try: name each once.",
         ),
         ("no/b", _PAIR, "it must name a file in a folder that exists. Try: make the folder"),
-        (".", _PAIR, "it must name a file in a folder that exists."),
+        (".", _PAIR, "which is a folder; it must name a file. Try: "),
     ],
 )
 def test_wrong_builds_are_refused_before_anything_is_compiled(tmp_path, name, pairs, said):

@@ -68,7 +68,12 @@ def build_bundle(
 def _check(path: Path, pairs: Sequence[tuple[KernelSpec, str]]) -> None:
     if not pairs:
         raise OptionError("bundle: there is no kernel to build. Try: name at least one.")
-    if not path.parent.is_dir() or path.is_dir():
+    if path.is_dir():
+        raise OptionError(
+            f"bundle: path is '{path}', which is a folder; it must name a file. "
+            f"Try: '{path / 'my.bundle'}'."
+        )
+    if not path.parent.is_dir():
         raise OptionError(
             f"bundle: path is '{path}'; it must name a file in a folder that exists. Try: make "
             f"the folder '{path.parent}' first."
