@@ -21,6 +21,11 @@ PRINTED = {
         "tileloom got a bool mask",
     ],
     "04_training": ["step  0: loss 2.95", "step 40: loss 0.0", "right: 100%"],
+    "05_launch": [
+        "launched: off by 0\n",
+        "bound: off by 0\n",
+        "OptionError: launch: the grid of 'add_kernel' is (0,)",
+    ],
 }
 
 
