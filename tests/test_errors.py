@@ -18,6 +18,7 @@ BUILTIN = {
     "CompileError": RuntimeError,
     "LaunchError": RuntimeError,
     "ArgumentError": TypeError,
+    "BundleError": ValueError,
 }
 
 

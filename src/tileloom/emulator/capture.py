@@ -141,8 +141,9 @@ class _Arguments:
             place = (storage, base.storage_offset(), shape, strides, block, elem, nan, name)
             if getattr(value, "mode", "") == "im2col":
                 steps = tuple(value.element_strides or [1] * len(shape))[1:-1]
-                corners = (value.pixel_box_lower_corner, value.pixel_box_upper_corner)
-                desc = Im2colDesc(*place, None, None, *map(tuple, corners), steps)
+                lower = tuple(value.pixel_box_lower_corner)
+                upper = tuple(value.pixel_box_upper_corner)
+                desc = Im2colDesc(*place, None, None, lower, upper, steps)
             else:
                 desc = Desc(*place)
             from tileloom.emulator.lower_global import check_descriptor
