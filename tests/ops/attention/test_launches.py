@@ -109,3 +109,34 @@ def test_the_portable_kernel(cuda, has_extras):
     lengths = pretend(2, dtype=torch.int64) if has_extras else None
     tensors = (q, k, v, visible, bias, lengths, out, lse)
     both_ways(cuda, bind_attention_fwd, TritonConfig(), tensors, masks.window(10, 0))
+
+
+def test_the_portable_backward(cuda, monkeypatch):
+    """Every kernel of it, its sixty arguments by position, the fourth launch as the first."""
+    from tileloom.ops.attention import launch_triton_bwd as module
+    from tileloom.ops.attention.config_backward import TritonBackwardConfig
+
+    launched = []
+
+    def compared(kernel, grid, values, fixed, tile=None):
+        every = values | fixed
+        sizes = {} if tile is None else {"num_warps": tile.num_warps, "num_stages": 1}
+        both = fake_cuda.Both(cuda, kernel, **sizes)
+        given = [every[name] for name in kernel.arg_names]
+        given = [t.as_subclass(Pretend) if isinstance(t, torch.Tensor) else t for t in given]
+        for _ in range(4):
+            both(grid, *given)
+        launched.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(module, "_launch", compared)
+    q, out, dout, dq = (pretend(1, 2, 60, 40) for _ in range(4))
+    k, v, dk, dv = (pretend(1, 1, 70, 40) for _ in range(4))
+    lse, bias = pretend(1, 2, 60, dtype=torch.float32), pretend(1, 2, 60, 70)
+    mask = masks.window(10, 0)
+    problem = AttentionProblem.of(q, k, v, None, bias, None, mask.band, 0.125)
+    with targets.override(targets.H100):
+        module.launch_attention_bwd(
+            problem, TritonBackwardConfig(), dout, None, q, k, v, out, lse, None, bias, None,
+            dq, dk, dv, torch.zeros(1, 2, 60, 70, dtype=torch.float16),
+        )  # fmt: skip
+    assert len(launched) == 4

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tileloom.launch.launcher import prepared
 from tileloom.ops.attention import kernel_triton_bwd_bias as bias_kernel
 from tileloom.ops.attention import kernel_triton_bwd_rows as rows_kernel
 from tileloom.ops.attention.config import padded_head_dim
@@ -231,4 +232,4 @@ def _launch(
     """Launch a kernel with those of the values that it takes."""
     every = values | fixed
     sizes = {} if tile is None else {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    kernel[grid](**{name: every[name] for name in kernel.arg_names}, **sizes)
+    prepared(kernel, **sizes)[grid](*(every[name] for name in kernel.arg_names))
