@@ -108,6 +108,8 @@ DOCTESTS = (
     "tileloom.testing.cases",
     "tileloom.testing.poison",
     "tileloom.ops.attention.api",
+    "tileloom.ops.rowwise.cross_entropy.api",
+    "tileloom.ops.rowwise.softmax.api",
 )
 
 

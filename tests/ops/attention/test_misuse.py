@@ -81,6 +81,7 @@ def test_autocast_casts_as_scaled_dot_product_attention_does(dtype):
             lambda q, k, v: tileloom.attention(q, k, v, bias=torch.zeros(10).to(torch.float8_e5m2)),
         ),
         (OptionError, "scale is 'x'", lambda q, k, v: tileloom.attention(q, k, v, scale="x")),
+        (OptionError, "scale is True", lambda q, k, v: tileloom.attention(q, k, v, scale=True)),
         (OptionError, "scale is 1j", lambda q, k, v: tileloom.attention(q, k, v, scale=1j)),
         (OptionError, "scale is 1000", lambda q, k, v: tileloom.attention(q, k, v, scale=10**400)),
         (

@@ -360,7 +360,8 @@ def _check_options(
         return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
     if isinstance(scale, torch.SymFloat):  # under torch.compile: known when it runs
         return scale  # pyright: ignore[reportReturnType]
-    if not isinstance(scale, (int, float)) or not abs(scale) <= _LARGEST:  # pyright: ignore[reportUnnecessaryIsInstance]
+    is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not abs(scale) <= _LARGEST:
         raise OptionError(
             f"attention: scale is {scale!r}; it must be a finite Python number. Try: "
             "scale=None for 1 / sqrt(D), or scale.item()."
