@@ -9,6 +9,8 @@ from tileloom.bench.contender import Call, Contender, Inputs
 
 Results = tuple[torch.Tensor, ...]
 
+_TOGETHER = 16
+
 
 def backward_call(contender: Contender, case: AttentionCase, inputs: Inputs) -> Call:
     """Run a contender's forward once, and return the call of its backward alone.
@@ -28,10 +30,21 @@ def backward_call(contender: Contender, case: AttentionCase, inputs: Inputs) -> 
     return lambda: torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
 
 
-def joined(gradient: torch.Tensor) -> torch.Tensor:
-    """Join 16 rows to one: the error of a row that sees two keys is one rounding, not a mean."""
-    padded = torch.nn.functional.pad(gradient, (0, 0, 0, -gradient.shape[2] % 16))
-    return padded.reshape(*padded.shape[:2], -1, 16 * padded.shape[3])
+def joined(tensor: torch.Tensor) -> torch.Tensor:
+    """Join 16 rows to one, over all leading dimensions; the last takes its 16 again if need be.
+
+    A row that sees two keys, or one that a single label dominates, has the error of one element:
+    the baseline's may be small by luck, and its RMS says nothing about another's.
+    """
+    if tensor.dim() < 2 or tensor.numel() == 0:
+        return tensor.reshape(1, -1)
+    flat = tensor.flatten(0, -2)
+    if flat.shape[0] <= _TOGETHER:
+        return flat.reshape(1, -1)
+    whole = flat.shape[0] // _TOGETHER * _TOGETHER
+    if whole < flat.shape[0]:
+        flat = torch.cat((flat[:whole], flat[-_TOGETHER:]))
+    return flat.reshape(-1, _TOGETHER * flat.shape[1])
 
 
 def head_gradients(inputs: Inputs, *, is_causal: bool, compute_dtype: torch.dtype) -> Results:

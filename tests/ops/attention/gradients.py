@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from tests.ops.attention import cases
-from tests.ops.joined import joined
 
 import tileloom
 from tileloom import masks
+from tileloom.bench.gradients import joined
 from tileloom.ops.attention import attention_reference
 from tileloom.ops.attention.backward import attention_bwd
 from tileloom.ops.attention.masks import Mask

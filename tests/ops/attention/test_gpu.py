@@ -29,26 +29,9 @@ from tileloom.ops.attention.config import (
 from tileloom.target import target_of
 from tileloom.testing import assert_accurate, poisoned_memory
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_products")]
 
 _CAUSAL = {"is_causal": True}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exact_products():
-    """References and baselines in full precision."""
-    matmul = torch.backends.cuda.matmul
-    names = (
-        "allow_tf32",
-        "allow_fp16_reduced_precision_reduction",
-        "allow_bf16_reduced_precision_reduction",
-    )
-    before = {name: getattr(matmul, name) for name in names}
-    for name in names:
-        setattr(matmul, name, False)
-    yield
-    for name, value in before.items():
-        setattr(matmul, name, value)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -28,29 +28,13 @@ from tileloom.testing import poisoned_memory
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_products"),
     # The forward is free to choose, and says where the Hopper kernel refuses.
     pytest.mark.filterwarnings("ignore::tileloom.ops._op.PerformanceWarning"),
 ]
 
 _CAUSAL = {"is_causal": True}
 _BOTTOM_RIGHT = masks.causal("bottom_right")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def exact_products():
-    """References and baselines in full precision."""
-    matmul = torch.backends.cuda.matmul
-    names = (
-        "allow_tf32",
-        "allow_fp16_reduced_precision_reduction",
-        "allow_bf16_reduced_precision_reduction",
-    )
-    before = {name: getattr(matmul, name) for name in names}
-    for name in names:
-        setattr(matmul, name, False)
-    yield
-    for name, value in before.items():
-        setattr(matmul, name, value)
 
 
 @pytest.fixture(autouse=True, scope="module")

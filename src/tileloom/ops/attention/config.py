@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -73,7 +73,7 @@ class TritonConfig:
         tiles = problem.batch * problem.heads_q * -(-problem.len_q // max(self.block_m, 1))
         if tiles > _MAX_INT32:
             why.append(f"B * Hq * ceil(Lq / block_m) is {tiles}, more than 2^31 - 1")
-        why += self._faults()
+        why += tile_faults(self)
         if self.num_stages > 1 and problem.dtype in _HALF:
             why += pipeline_reasons(target)
         if self.block_m >= 64 and problem.dtype == torch.float32 and target.capability[0] == 10:
@@ -82,20 +82,6 @@ class TritonConfig:
                 "64 rows or more to TF32 (seen in the PTX of 3.7.1)"
             )
         return tuple(why)
-
-    def _faults(self) -> list[str]:
-        """What is wrong with the config itself."""
-        why: list[str] = []
-        ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
-        for name, least, most in ranges:
-            value = getattr(self, name)
-            if value & (value - 1) or not least <= value <= most:
-                why.append(f"{name} is {value}, not a power of two in {least}..{most}")
-        if self.chunk_d and (self.chunk_d & (self.chunk_d - 1) or not 16 <= self.chunk_d <= 512):
-            why.append(f"chunk_d is {self.chunk_d}, not 0 or a power of two in 16..512")
-        if self.num_stages < 1:
-            why.append(f"num_stages is {self.num_stages}, not at least 1")
-        return why
 
 
 @dataclass(frozen=True)
@@ -184,6 +170,27 @@ def outpaced_by(choice: Choice, problem: AttentionProblem, target: Target) -> st
     if "gluon_sm90" in choice.refused and target.capability == (9, 0) and problem.dtype in _HALF:
         return "gluon_sm90"
     return None
+
+
+def tile_faults(tile: Any, name: str = "") -> list[str]:
+    """Say what is wrong with the sizes of a portable kernel.
+
+    Args:
+        tile: What has `block_m`, `block_n`, `num_warps`, `num_stages` and `chunk_d`.
+        name: What the config calls the tile, with a dot; "" where it is the config itself.
+    """
+    why: list[str] = []
+    ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
+    for part, least, most in ranges:
+        value: int = getattr(tile, part)
+        if value & (value - 1) or not least <= value <= most:
+            why.append(f"{name}{part} is {value}, not a power of two in {least}..{most}")
+    chunk: int = tile.chunk_d
+    if chunk and (chunk & (chunk - 1) or not 16 <= chunk <= 512):
+        why.append(f"{name}chunk_d is {chunk}, not 0 or a power of two in 16..512")
+    if tile.num_stages < 1:
+        why.append(f"{name}num_stages is {tile.num_stages}, not at least 1")
+    return why
 
 
 def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:

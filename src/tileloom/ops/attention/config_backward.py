@@ -17,6 +17,7 @@ from tileloom.ops.attention.config import (
     padded_head_dim,
     pipeline_reasons,
     portable_reasons,
+    tile_faults,
 )
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
@@ -58,20 +59,6 @@ class Tile:
         """Read a tile from its text."""
         return Tile(*(int(f) for f in text.split(",")))
 
-    def faults(self, name: str) -> list[str]:
-        """What is wrong with the tile itself; `name` is what the config calls it."""
-        why: list[str] = []
-        ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("num_warps", 1, 32))
-        for part, least, most in ranges:
-            value = getattr(self, part)
-            if value & (value - 1) or not least <= value <= most:
-                why.append(f"{name}.{part} is {value}, not a power of two in {least}..{most}")
-        if self.chunk_d and (self.chunk_d & (self.chunk_d - 1) or not 16 <= self.chunk_d <= 512):
-            why.append(f"{name}.chunk_d is {self.chunk_d}, not 0 or a power of two in 16..512")
-        if self.num_stages < 1:
-            why.append(f"{name}.num_stages is {self.num_stages}, not at least 1")
-        return why
-
 
 @dataclass(frozen=True)
 class TritonBackwardConfig:
@@ -102,7 +89,7 @@ class TritonBackwardConfig:
             programs = problem.batch * heads * -(-length // max(block, 1))
             if programs > _MAX_INT32:
                 why.append(f"{text} is {programs}, more than 2^31 - 1")
-        why += [*self.dkv.faults("dkv"), *self.dq.faults("dq")]
+        why += [*tile_faults(self.dkv, "dkv."), *tile_faults(self.dq, "dq.")]
         if max(self.dkv.num_stages, self.dq.num_stages) > 1:
             if problem.dtype in _HALF:
                 why += pipeline_reasons(target)

@@ -153,6 +153,16 @@ RowConfig = ReferenceConfig | TritonConfig
 CONFIGS = (ReferenceConfig, TritonConfig)
 
 
+def padded(width: int) -> int:
+    """The power of two that a row's columns are rounded up to, at least 16."""
+    return max(16, 1 << max(width - 1, 0).bit_length())
+
+
+def parts_of(width: int, tile: Tile) -> int:
+    """How many tiles a row has, and so how many programs share it: 1 where a tile covers it."""
+    return -(-width // tile.block)
+
+
 def decode(text: str) -> RowConfig | None:
     """Read a config from the text that the operators' schemas carry; "" means: choose."""
     backend, _, rest = text.partition(":")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from tests.ops.joined import joined
 
 import tileloom.ops.rowwise.cross_entropy as package
+from tileloom.bench.gradients import joined
 from tileloom.ops.rowwise.config import Tile, TritonConfig
 from tileloom.testing import Case, assert_accurate
 

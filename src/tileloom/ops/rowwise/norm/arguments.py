@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tileloom.ops.rowwise.config import Tile
-from tileloom.ops.rowwise.norm.config import HELD, padded, parts_of
+from tileloom.ops.rowwise.config import Tile, padded, parts_of
+from tileloom.ops.rowwise.norm.config import HELD
 from tileloom.ops.rowwise.norm.problem import NormProblem
 
 # Shares that `norm_vectors_kernel` adds up side by side, and its columns.
@@ -51,7 +51,7 @@ def forward_split(
 ) -> Fixed:
     """Of `norm_fwd_split_kernel`."""
     rows = problem.rows
-    parts = parts_of(problem, tile)
+    parts = parts_of(problem.rows.width, tile)
     strides = (s for t in range(3) for s in rows.stride_arguments(t))
     return rows.count * parts, (
         eps, parts, *_sizes(problem), *strides, *vectors,
@@ -75,13 +75,13 @@ def backward(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -
 
 def groups_of(problem: NormProblem, tile: Tile, sms: int) -> int:
     """Groups of rows of `norm_bwd_split_kernel`: as many as the GPU takes at a time."""
-    most = sms * tile.per_sm // parts_of(problem, tile)
+    most = sms * tile.per_sm // parts_of(problem.rows.width, tile)
     return max(1, min(problem.rows.count, most))
 
 
 def backward_split(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -> Fixed:
     """Of `norm_bwd_split_kernel`."""
-    parts, groups = parts_of(problem, tile), groups_of(problem, tile, sms)
+    parts, groups = parts_of(problem.rows.width, tile), groups_of(problem, tile, sms)
     return groups * parts, (
         problem.rows.count, parts, groups, *_sizes(problem), *_backward_strides(problem), weight_d,
         tile.block, padded(parts), *_form(problem), problem.has_weight, problem.has_bias,

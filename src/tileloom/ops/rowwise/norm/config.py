@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise import config as shared
-from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig
+from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig, padded, parts_of
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.target import Target
 
@@ -19,11 +19,6 @@ _WHOLE_BACKWARD_CENTRED = 8192
 HELD = 8192
 
 
-def padded(width: int) -> int:
-    """The power of two that a row's columns are rounded up to, at least 16."""
-    return max(16, 1 << max(width - 1, 0).bit_length())
-
-
 def smem_bytes(problem: NormProblem, tile: Tile) -> int:
     """Shared memory that the backward's pipeline takes, in bytes."""
     row = problem.dtype.itemsize * (3 if problem.has_residual else 2)
@@ -31,14 +26,9 @@ def smem_bytes(problem: NormProblem, tile: Tile) -> int:
     return (tile.stages - 1) * tile.block * tile.rows * (row + weight) + 4096
 
 
-def parts_of(problem: NormProblem, tile: Tile) -> int:
-    """How many programs share a row: 1 where the tile covers it."""
-    return -(-problem.rows.width // tile.block)
-
-
 def _shared(problem: NormProblem, target: Target, tile: Tile) -> Tile:
     """The tile, widened until no more than half of the multiprocessors share a row."""
-    while 2 * parts_of(problem, tile) > target.sms and tile.block < 65536:
+    while 2 * parts_of(problem.rows.width, tile) > target.sms and tile.block < 65536:
         tile = replace(tile, block=2 * tile.block, num_warps=min(32, 2 * tile.num_warps))
     return tile
 
@@ -84,7 +74,7 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
     for name, tile in (("forward", config.forward), ("backward", config.backward)):
         if tile is None:
             continue
-        parts = parts_of(problem, tile)
+        parts = parts_of(problem.rows.width, tile)
         if parts > 1 and 2 * parts > target.sms:
             why.append(
                 f"{name}.block is {tile.block}, so that {parts} programs share a row and wait for "
@@ -93,7 +83,9 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
         if parts * problem.rows.count > 2**31 - 1:
             why.append(f"{name}.block is {tile.block}, which takes more than 2^31 - 1 programs")
     tile = config.backward
-    needs = 0 if tile is None or parts_of(problem, tile) > 1 else smem_bytes(problem, tile)
+    needs = (
+        0 if tile is None or parts_of(problem.rows.width, tile) > 1 else smem_bytes(problem, tile)
+    )
     if tile is not None and needs > target.smem:
         why.append(
             f"backward.stages is {tile.stages}, which needs {needs} bytes of shared memory, and "

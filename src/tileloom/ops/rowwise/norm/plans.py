@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from tileloom.ops._op import Choice
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
 from tileloom.ops.rowwise.norm import arguments
-from tileloom.ops.rowwise.norm.config import choose, parts_of
+from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
 from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, plan_key
@@ -158,7 +158,7 @@ def _whole_forward(
 def _words(problem: NormProblem, tile: Tile, like: Tensor) -> Tensor:
     """Allocate what the programs of shared rows meet at: a ticket, and a word for each sum."""
     kinds = 2 if problem.is_centred else 1
-    count = 1 + problem.rows.count * parts_of(problem, tile) * kinds
+    count = 1 + problem.rows.count * parts_of(problem.rows.width, tile) * kinds
     return torch.full((count,), -1, dtype=torch.int32, device=like.device)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise import config as shared
-from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig
+from tileloom.ops.rowwise.config import RowConfig, Tile, TritonConfig, padded, parts_of
 from tileloom.ops.rowwise.softmax.problem import SoftmaxProblem
 from tileloom.target import Target
 
@@ -19,7 +19,7 @@ def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
 
     As measured on an H100 on 2026-11-28; see `benchmarks/results`.
     """
-    whole = max(16, 1 << max(problem.rows.width - 1, 0).bit_length())
+    whole = padded(problem.rows.width)
     is_half = problem.dtype.itemsize == 2
     if whole <= _WHOLE_FORWARD:
         forward = _whole(whole, elements=32)
@@ -46,11 +46,6 @@ def _shared(problem: SoftmaxProblem, target: Target, tile: Tile) -> Tile:
             return replace(tile, split=False)
         wide = replace(wide, block=2 * wide.block, num_warps=2 * wide.num_warps)
     return wide
-
-
-def parts_of(width: int, tile: Tile) -> int:
-    """How many programs share a row."""
-    return -(-width // tile.block)
 
 
 def split_reasons(problem: SoftmaxProblem, config: TritonConfig, target: Target) -> tuple[str, ...]:

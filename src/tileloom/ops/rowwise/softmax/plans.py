@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from tileloom.ops._op import Choice
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
 from tileloom.ops.rowwise.plans import Launch, Plans, plan_key
-from tileloom.ops.rowwise.softmax.config import choose, parts_of
+from tileloom.ops.rowwise.softmax.config import choose
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
     backward_problem,
