@@ -20,6 +20,16 @@ class Pretend(torch.Tensor):
 
     is_cuda = True
 
+    def new_empty(self, *sizes, dtype=None, **options):
+        """A workspace, the same one whenever it is asked for."""
+        key = (sizes, dtype)
+        if key not in _WORKSPACES:
+            _WORKSPACES[key] = super().new_empty(*sizes, dtype=dtype, **options)
+        return _WORKSPACES[key]
+
+
+_WORKSPACES: dict = {}
+
 
 def pretend(*shape, dtype=torch.float16):
     return torch.zeros(shape, dtype=dtype).as_subclass(Pretend)
@@ -41,8 +51,8 @@ def counter(monkeypatch):
     monkeypatch.setattr(module, "zero_counter", lambda like: zero)
 
 
-def last_launch(cuda, bind, arguments, tensors):
-    """Launch four times; what the driver saw of the last."""
+def last_launch(cuda, bind, arguments, tensors, kernels):
+    """Launch four times; what the driver saw of the last, of each of the kernels."""
     with targets.override(targets.H100):
         launch = bind(*arguments)
         for _ in range(4):
@@ -51,7 +61,7 @@ def last_launch(cuda, bind, arguments, tensors):
         for variant in (v for one in launchers for v in one._variants.values()):
             cuda.define(variant.compiled)
         launch(*tensors)
-    return cuda.last()
+    return [cuda.last(back) for back in range(kernels, 0, -1)]
 
 
 def _launchers():
@@ -61,20 +71,23 @@ def _launchers():
     return [one for one in list(watch._everyone) if isinstance(one, Launcher)]
 
 
-def both_ways(cuda, bind, config, tensors, mask):
-    q, k, v, visible, bias, lengths, *_ = tensors
+def both_ways(cuda, bind, config, tensors, mask, *, first=0, kernels=1):
+    """Compare the launches of an operator whose q, k, v, ... begin with tensor `first`."""
+    q, k, v = tensors[first : first + 3]
+    visible, bias, lengths = tensors[-5:-2] if first == 0 else tensors[7:10]
     problem = AttentionProblem.of(q, k, v, visible, bias, lengths, mask.band, 0.125)
     arguments = (problem, config, *tensors)
-    ours = last_launch(cuda, bind, arguments, tensors)
+    ours = last_launch(cuda, bind, arguments, tensors, kernels)
     compiled = {v.compiled.function for one in _launchers() for v in one._variants.values()}
     prepared.cache_clear()
     with knobs.scope({"launch.tier": "plain"}):
         with targets.override(targets.H100):
             bind(*arguments)(*tensors)
-        theirs = cuda.last()
+        theirs = [cuda.last(back) for back in range(kernels, 0, -1)]
     prepared.cache_clear()
-    assert theirs.function in compiled
-    assert len(ours.values) > 100
+    assert {one.function for one in theirs} <= compiled
+    assert len({one.function for one in ours}) == kernels
+    assert all(len(one.values) > 60 for one in ours)
     assert ours == theirs
 
 
@@ -109,6 +122,25 @@ def test_the_portable_kernel(cuda, has_extras):
     lengths = pretend(2, dtype=torch.int64) if has_extras else None
     tensors = (q, k, v, visible, bias, lengths, out, lse)
     both_ways(cuda, bind_attention_fwd, TritonConfig(), tensors, masks.window(10, 0))
+
+
+@pytest.mark.parametrize(
+    ("dim", "has_lengths"),
+    [(128, True), pytest.param(64, False, marks=rare), pytest.param(256, True, marks=rare)],
+)
+def test_the_hopper_backward(cuda, dim, has_lengths):
+    from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+    from tileloom.ops.attention.launch_gluon_sm90_bwd import bind_attention_bwd
+
+    q, dq = (pretend(2, 4, 300, dim) for _ in range(2))
+    out, dout = (pretend(2, 300, 4, dim).transpose(1, 2) for _ in range(2))
+    k, v, dk, dv = (pretend(2, 2, 500, dim) for _ in range(4))
+    lengths = pretend(2, dtype=torch.int32) if has_lengths else None
+    lse, dlse = (pretend(2, 4, 300, dtype=torch.float32) for _ in range(2))
+    tensors = (dout, dlse, q, k, v, out, lse, None, None, lengths, dq, dk, dv, None)
+    mask = masks.causal() if has_lengths else masks.window(None, None)
+    config = GluonSm90BackwardConfig()
+    both_ways(cuda, bind_attention_bwd, config, tensors, mask, first=2, kernels=3)
 
 
 def test_the_portable_backward(cuda, monkeypatch):

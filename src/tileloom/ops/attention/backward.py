@@ -5,12 +5,14 @@ Any backward follows any forward: all save q, k, v, O and LSE, and nothing of th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tileloom.ops import _op
+from tileloom.ops.attention import plan_backward as plans
 from tileloom.ops.attention.config import ReferenceConfig, outpaced_by
 from tileloom.ops.attention.config_backward import (
     AttentionBackwardConfig,
@@ -20,11 +22,10 @@ from tileloom.ops.attention.config_backward import (
 )
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.plan_backward import Gradients
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.reference import attention_reference_backward
 from tileloom.target import target_of
-
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 _NO_SECOND_GRADIENT = (
     "attention: a gradient of its gradient is asked for (create_graph=True), and there is none. "
@@ -83,45 +84,69 @@ def _backward(
     needs_bias: bool,
     config: str,
 ) -> Gradients:
-    band = Band(left_top, right_top, left_bottom, right_bottom)
-    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale)
+    given = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths)
+    bounds = (left_top, right_top, left_bottom, right_bottom)
+    needs = (needs_q, needs_kv, needs_bias and bias is not None)
+    key = None
+    if q.is_cuda:
+        key = plans.key_of(given, *bounds, scale, *needs, config)
+        plan = plans.find(key)
+        if plan is not None:
+            plan.announce()
+            if torch._C._cuda_getDevice() == q.get_device():
+                return plan.run(*given)
+            with _op.device_guard(q):
+                return plan.run(*given)
+    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, Band(*bounds), scale)
     target = target_of(q)
     choice = choose_backward(problem, target, decode_backward(config))
-    _op.announce(choice, slower_than=outpaced_by(choice, problem, target))
-    needs = (needs_q, needs_kv, needs_bias and bias is not None)
+    slower_than = outpaced_by(choice, problem, target)
+    _op.announce(choice, slower_than=slower_than)
     gradients = _empty_gradients(q, k, v, bias, *needs)
     if problem.is_empty:
         for gradient in gradients:
             gradient.zero_()
         return gradients
-    wanted = [needs[0], needs[1], needs[1], needs[2]]
-    written = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted)]
-    # A gradient of a sum has strides of 0; the rest is so already where the forward made it.
-    dout, out = (t.contiguous() if t.shape[3] > 1 and t.stride(3) != 1 else t for t in (dout, out))
-    lse = lse.contiguous()
-    run = _launcher(choice.config)
+    is_written = (needs[0], needs[1], needs[1], needs[2])
+    written = [g if is_wanted else None for g, is_wanted in zip(gradients, is_written)]
+    read = plans.readable(dout, out, lse)
+    tensors = (read[0], dlse, q, k, v, read[1], read[2], *given[7:], *written)
+    bind = _binder(choice.config)
     with _op.device_guard(q):
-        run(problem, choice.config, dout, dlse, q, k, v, out, lse, mask, bias, key_lengths,
-            *written)  # fmt: skip
+        launch = bind(problem, choice.config, *tensors)
+        launch(*tensors)
+    if key is not None:
+        dq, dk, dv, dbias = ((tuple(g.shape), g.stride()) for g in gradients)
+        is_readable = read[0] is dout and read[1] is out and read[2] is lse
+        made = plans.BackwardPlan(
+            choice, slower_than, (dq, dk, dv, dbias), is_written, is_readable, launch
+        )
+        plans.keep(key, made)
     return gradients
 
 
-def _launcher(config: AttentionBackwardConfig) -> Callable[..., None]:
+def _binder(config: AttentionBackwardConfig) -> Callable[..., Callable[..., None]]:
     """Import the kernels of a backend, which loads Triton, only when they run."""
     if isinstance(config, GluonSm90BackwardConfig):
-        from tileloom.ops.attention import kernel_gluon_sm90_bwd
+        from tileloom.ops.attention.launch_gluon_sm90_bwd import bind_attention_bwd
 
-        return kernel_gluon_sm90_bwd.launch_attention_bwd
+        return bind_attention_bwd
     if isinstance(config, TritonBackwardConfig):
-        from tileloom.ops.attention.launch_triton_bwd import launch_attention_bwd
+        from tileloom.ops.attention.launch_triton_bwd import bind_attention_bwd
 
-        return launch_attention_bwd
-    return _run_reference
+        return bind_attention_bwd
+    return _bind_reference
+
+
+def _bind_reference(
+    problem: AttentionProblem, config: AttentionBackwardConfig, *tensors: torch.Tensor | None
+) -> Callable[..., None]:
+    del config, tensors
+    return functools.partial(_run_reference, problem)
 
 
 def _run_reference(
     problem: AttentionProblem,
-    config: ReferenceConfig,
     dout: torch.Tensor,
     dlse: torch.Tensor | None,
     q: torch.Tensor,
@@ -134,7 +159,7 @@ def _run_reference(
     key_lengths: torch.Tensor | None,
     *written: torch.Tensor | None,
 ) -> None:
-    del config, out, lse
+    del out, lse
     shown = Mask(problem.band, key_lengths, mask)
     with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
         gradients = attention_reference_backward(

@@ -31,9 +31,6 @@ one again has passed the barrier of the step between, before which the other has
 
 from __future__ import annotations
 
-import functools
-
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -44,20 +41,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.device.tma import tma_reduce_add
-from tileloom.launch.launcher import prepared
-from tileloom.ops.attention.config import tma_faults
-from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
-from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel
-from tileloom.ops.attention.kernel_gluon_sm90_fwd import _descriptor
-from tileloom.ops.attention.kernel_triton_bwd_ends import (
-    attention_bwd_after_kernel,
-    attention_bwd_before_kernel,
-)
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     band_of,
@@ -70,7 +57,6 @@ from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     queries_of,
     query_gradient,
 )
-from tileloom.ops.attention.problem import AttentionProblem, Layout
 
 SHARED = gl.constexpr(8)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -274,106 +260,3 @@ def tile_arguments() -> dict[str, int]:
 def flat_arguments(rank: int) -> dict[str, int]:
     """Shared-memory layout of float32 numbers as they lie in global memory."""
     return {"swizzle_byte_width": 0, "element_bitwidth": 32, "rank": rank}
-
-
-@functools.cache
-def flat_layout(rank: int) -> gl.NVMMASharedLayout:
-    """The layout of `flat_arguments`, made once."""
-    return gl.NVMMASharedLayout(**flat_arguments(rank))
-
-
-def launch_attention_bwd(
-    problem: AttentionProblem,
-    config: GluonSm90BackwardConfig,
-    dout: torch.Tensor,
-    dlse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    key_lengths: torch.Tensor | None,
-    dq: torch.Tensor | None,
-    dk: torch.Tensor | None,
-    dv: torch.Tensor | None,
-    dbias: torch.Tensor | None,
-) -> None:
-    """Write the gradients of a problem that is not empty.
-
-    Args:
-        problem: What `config.reasons_against` has passed.
-        config: Tile sizes.
-        dout: Gradient of O, `[B, Hq, Lq, D]`.
-        dlse: Gradient of LSE, `[B, Hq, Lq]`, or None.
-        q: Queries, `[B, Hq, Lq, D]`.
-        k: Keys, `[B, Hkv, Lk, D]`.
-        v: Values, `[B, Hkv, Lk, D]`.
-        out: The forward's output, unit stride in the last dimension.
-        lse: The forward's log-sum-exp, `[B, Hq, Lq]`, float32, contiguous.
-        mask: Not taken.
-        bias: Not taken.
-        key_lengths: `[B]`, int32 or int64, or None.
-        dq: `[B, Hq, Lq, D]`, dense, unit stride in the last dimension, or None.
-        dk: `[B, Hkv, Lk, D]`, likewise; computed even where it is None.
-        dv: `[B, Hkv, Lk, D]`, likewise.
-        dbias: Not taken.
-
-    Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
-        head dim rounded up to 64, 128 or 256; a copy of dout where TMA cannot read it (a last
-        dimension that is not contiguous, strides that are no multiples of 16 bytes).
-    """
-    del mask, bias, dbias
-    dk, dv = (torch.empty_like(t) if g is None else g for t, g in ((k, dk), (v, dv)))
-    if tma_faults("dout", Layout.of(dout), dout.shape):
-        dout = dout.contiguous()
-    dlse = None if dlse is None else dlse.contiguous()
-    width = tile_width(problem.head_dim)
-    is_wide = width == 256
-    rows, keys = (64, 64) if is_wide else (config.block_m, 128)
-    heads = problem.batch * problem.heads_q
-    padded = -(-problem.len_q // rows) * rows
-    statistic, delta = q.new_empty((2, heads * padded), dtype=torch.float32)
-    buffer = q.new_empty((heads * padded * width // 128, 128), dtype=torch.float32)
-    head_dim_8 = problem.head_dim // 8
-    prepared(attention_bwd_before_kernel, num_warps=4)[(heads * padded // 16,)](
-        out, dout, lse, dlse, statistic, delta, buffer, problem.scale,
-        problem.heads_q, problem.len_q, padded // 16, head_dim_8,
-        *(s // 8 for s in (*out.stride()[:3], *dout.stride()[:3])),
-        HAS_DLSE=dlse is not None, D=width, ROWS=16,
-    )  # fmt: skip
-    key_blocks = -(-problem.len_k // keys)
-    kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
-    prepared(kernel, num_warps=4)[(problem.batch * problem.heads_kv * key_blocks,)](
-        *(_descriptor(x, n, width) for x, n in ((q, rows), (k, 64), (v, 64), (dout, rows))),
-        *(
-            TensorDescriptor(x, [x.numel()], [1], [rows], flat_layout(1))
-            for x in (statistic, delta)
-        ),
-        *(_descriptor(x, 64, width) for x in (dk, dv)),
-        buffer if is_wide else _buffer_descriptor(buffer, rows * width // 256),
-        None if key_lengths is None else key_lengths.contiguous(),
-        problem.scale,
-        problem.heads_q,
-        problem.heads_kv,
-        problem.heads_q // problem.heads_kv,
-        problem.len_q,
-        problem.len_k,
-        padded,
-        key_blocks,
-        *problem.band.clamped(problem.len_q, problem.len_k),
-        STAGES=config.stages,
-        HAS_LENGTHS=problem.has_key_lengths,
-        HAS_LEFT=problem.band.has_left,
-        HAS_RIGHT=problem.band.has_right,
-    )
-    if dq is not None:
-        prepared(attention_bwd_after_kernel, num_warps=4)[(heads * padded * width // 4096,)](
-            buffer, dq, problem.scale, problem.heads_q, problem.len_q, padded // 64, head_dim_8,
-            *(s // 8 for s in dq.stride()[:3]), D=width,
-        )  # fmt: skip
-
-
-def _buffer_descriptor(buffer: torch.Tensor, rows: int) -> TensorDescriptor:
-    return TensorDescriptor(buffer, list(buffer.shape), [128, 1], [rows, 128], flat_layout(2))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +24,14 @@ _ROWS = 64
 """Rows of a program that computes delta."""
 _SHARED_PROGRAMS = 512
 """Programs below which several share the sum of one block of a bias's gradient."""
+
+
+def bind_attention_bwd(
+    problem: AttentionProblem, config: TritonBackwardConfig, *tensors: torch.Tensor | None
+) -> Callable[..., None]:
+    """Prepare the launches for a problem that is not empty: `launch_attention_bwd`, bound to it."""
+    del tensors
+    return functools.partial(launch_attention_bwd, problem, config)
 
 
 def launch_attention_bwd(
