@@ -21,6 +21,7 @@ from tests.emulator import support
 from tileloom import device, emulator
 from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys, wait_flag
 from tileloom.device.order import pin
 from tileloom.emulator import capture
 from tileloom.emulator.ir import walk
@@ -73,7 +74,33 @@ def _copies(x_desc, out_ptr, helper: gl.constexpr):
     tma.store_wait(0)
 
 
+@gluon.jit
+def _waits(x_desc, out_ptr, helper: gl.constexpr):
+    word = out_ptr.cast(gl.pointer_type(gl.int32), bitcast=True)
+    gl.store(out_ptr, helper(word, 0, globaltimer() + 1000).to(gl.float32))
+
+
+@gluon.jit
+def _acquires(x_desc, out_ptr, helper: gl.constexpr):
+    word = out_ptr.cast(gl.pointer_type(gl.int32), bitcast=True)
+    gl.store(out_ptr + 1, helper(word).to(gl.float32))
+
+
+@gluon.jit
+def _releases(x_desc, out_ptr, helper: gl.constexpr):
+    helper(out_ptr.cast(gl.pointer_type(gl.int32), bitcast=True), 7)
+
+
+@gluon.jit
+def _clocks(x_desc, out_ptr, helper: gl.constexpr):
+    gl.store(out_ptr, (helper() >= 0).to(gl.float32))
+
+
 CALLS = {
+    "wait_flag": _waits,
+    "load_acquire_sys": _acquires,
+    "store_release_sys": _releases,
+    "globaltimer": _clocks,
     "named_barrier_sync": _named_barriers,
     "named_barrier_arrive": _named_barriers,
     "arrive_each_thread": _arrivals,
@@ -142,6 +169,10 @@ def test_helpers_do_what_they_say():
     assert out.tolist() == [1.0] * 512
     _, x, _ = launch(tma_load, _copies)
     assert torch.equal(x[16:], x[:16])
+    assert launch(wait_flag, _waits)[2][0] == 1
+    assert launch(load_acquire_sys, _acquires)[2][1] == 0
+    assert launch(store_release_sys, _releases)[2].view(torch.int32)[0] == 7
+    assert launch(globaltimer, _clocks)[2][0] == 1
     assert set(CALLS) == {
         name
         for module in MODULES

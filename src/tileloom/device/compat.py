@@ -4,13 +4,17 @@
 |---|---|---|
 | `tma_load` | `tma.async_copy_global_to_shared` | `tma.async_load` |
 | `tma_store` | `tma.async_copy_shared_to_global` | `tma.async_store` |
+| `aggregate` | `triton.language.core._aggregate` | `triton.aggregate` |
 
 Where a later version kept the old name it raises, so the new name is asked for first.
 """
 
 from __future__ import annotations
 
+import triton
 from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.language import core
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+aggregate = getattr(triton, "aggregate", None) or core._aggregate

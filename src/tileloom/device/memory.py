@@ -1,0 +1,77 @@
+"""Flags in global memory: loads that acquire, stores that release, and a wait that ends.
+
+A flag is one 32-bit word that somebody else writes: a kernel, a copy engine, a peer, the host. The
+order of memory is the system's (`.sys`), the widest there is. Data that a flag announces and that a
+TMA load then reads goes through the async proxy, so a proxy fence stands between the two.
+Source: PTX ISA 8.x, memory consistency model and `fence.proxy`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+_WAIT = gl.constexpr("""
+{
+.reg .pred p, q;
+.reg .b32 v, r;
+.reg .b64 t;
+mov.b32 r, 1;
+SPIN:
+ld.acquire.sys.global.b32 v, [$1];
+sub.s32 v, v, $2;
+setp.ge.s32 p, v, 0;
+@p bra READY;
+mov.u64 t, %globaltimer;
+setp.gt.s64 q, t, $3;
+@q bra LEAVE;
+nanosleep.u32 32;
+bra SPIN;
+LEAVE:
+mov.b32 r, 0;
+READY:
+fence.proxy.async;
+mov.b32 $0, r;
+}
+""")
+
+
+@gluon.jit
+def wait_flag(flag, epoch, deadline):
+    """Spin until the word at `flag` has reached `epoch`, or the global timer has passed `deadline`.
+
+    Args:
+        flag: Pointer to a 32-bit word.
+        epoch: int32; reached when `flag - epoch`, as a signed 32-bit difference, is 0 or more.
+        deadline: int64 nanoseconds of `globaltimer`.
+
+    Returns:
+        1 when it was reached: what its writer wrote before is then visible to ordinary loads and,
+        through the proxy fence, to TMA loads. 0 when the time ran out.
+    """
+    return gl.inline_asm_elementwise(
+        _WAIT, "=r,l,r,l", [flag.to(gl.int64), epoch, deadline], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def load_acquire_sys(flag):
+    """Load the 32-bit word at `flag` with acquire semantics at system scope."""
+    return gl.inline_asm_elementwise(
+        "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [flag.to(gl.int64)], gl.int32, False, 1
+    )
+
+
+@gluon.jit
+def store_release_sys(flag, value):
+    """Store a 32-bit word with release semantics at system scope; one thread's earlier writes."""
+    gl.inline_asm_elementwise(
+        "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;",
+        "=r,l,r", [flag.to(gl.int64), value], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def globaltimer():
+    """Return the GPU's global timer: int64 nanoseconds."""
+    return gl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], gl.int64, False, 1)

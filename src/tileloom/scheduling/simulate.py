@@ -1,0 +1,121 @@
+"""A schedule against the clock: when each tile starts, waits and ends, and who waits for ever.
+
+A discrete-event simulation with one program an SM: a program takes a tile, waits until the tile's
+chunk is there, works for `tile_seconds`, and takes the next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tileloom.errors import OptionError
+from tileloom.scheduling.host import (
+    AsyncInputScheduler,
+    DynamicPersistentScheduler,
+    WorkTileInfo,
+)
+from tileloom.scheduling.params import TileSchedulerParams
+
+
+@dataclass(frozen=True)
+class Span:
+    """One tile on one program: taken at `taken`, worked on from `start` to `end` (seconds)."""
+
+    cta: int
+    work: WorkTileInfo
+    taken: float
+    start: float
+    end: float
+
+    @property
+    def waited(self) -> float:
+        """Seconds between taking the tile and starting on it."""
+        return self.start - self.taken
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened.
+
+    Attributes:
+        spans: Every tile that was finished, in the order of their ends.
+        stuck: (cta, chunk) of each program that waits for a chunk that never comes.
+    """
+
+    grid: int
+    spans: tuple[Span, ...]
+    stuck: tuple[tuple[int, int], ...]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the launch to the last tile's end; infinite if a program is stuck."""
+        if self.stuck:
+            return math.inf
+        return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def waited(self) -> float:
+        """Seconds of waiting, of all programs together."""
+        return sum(span.waited for span in self.spans)
+
+
+def simulate(
+    params: TileSchedulerParams,
+    grid: int,
+    *,
+    arrivals: Sequence[float] | None = None,
+    tile_seconds: float | Callable[[WorkTileInfo], float] = 1.0,
+    is_dynamic: bool = False,
+) -> Simulation:
+    """Play a schedule.
+
+    Args:
+        params: The schedule.
+        grid: Programs, 1 or more.
+        arrivals: For each chunk, when its rows are there (seconds after the launch; `math.inf`:
+            never). None: all at once.
+        tile_seconds: How long a tile takes, or a function of the tile.
+        is_dynamic: Whether a counter deals the tiles instead of turns.
+
+    Raises:
+        OptionError: If `arrivals` has not one entry for each chunk, or the grid is empty.
+    """
+    times = [0.0] * params.chunks if arrivals is None else list(arrivals)
+    if len(times) != params.chunks:
+        raise OptionError(
+            f"simulate: arrivals has {len(times)} entries; it must have one for each of the "
+            f"{params.chunks} chunks."
+        )
+    if grid < 1:
+        raise OptionError(f"simulate: grid is {grid}; it must be 1 or more.")
+    tickets = itertools.count(grid)
+    programs = [
+        DynamicPersistentScheduler(params, grid, cta, tickets)
+        if is_dynamic
+        else AsyncInputScheduler(params, grid, cta)
+        for cta in range(grid)
+    ]
+    free = [(0.0, cta) for cta in range(grid)]
+    has_begun = [False] * grid
+    spans: list[Span] = []
+    stuck: list[tuple[int, int]] = []
+    while free:
+        now, cta = heapq.heappop(free)
+        program = programs[cta]
+        work = program.fetch_next_work() if has_begun[cta] else program.initial_work_tile_info()
+        has_begun[cta] = True
+        if not work.is_valid_tile:
+            continue
+        start = max(now, times[work.chunk])
+        if math.isinf(start):
+            stuck.append((cta, work.chunk))
+            continue
+        end = start + (tile_seconds(work) if callable(tile_seconds) else tile_seconds)
+        spans.append(Span(cta, work, now, start, end))
+        heapq.heappush(free, (end, cta))
+    spans.sort(key=lambda span: (span.end, span.cta))
+    return Simulation(grid, tuple(spans), tuple(stuck))
