@@ -182,6 +182,7 @@ def register(
     no_gradient: str | None = None,
     setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     backward: Callable[..., Any] | None = None,
+    is_random: bool = False,
 ) -> Operator:
     """Define `tileloom::<schema>` with an implementation, a fake, and a gradient or its refusal.
 
@@ -194,12 +195,15 @@ def register(
             `torch.autograd.Function`.
         backward: `(ctx, *grads)`: one gradient or None for each input of the schema. Either these
             two are given, or `no_gradient`.
+        is_random: Whether it draws from a generator of PyTorch's.
 
     Returns:
         The operator.
     """
     name = schema.split("(", 1)[0]
-    _LIB.define(schema, tags=[torch.Tag.needs_fixed_stride_order])
+    tags = [torch.Tag.needs_fixed_stride_order]
+    tags += [torch.Tag.nondeterministic_seeded] if is_random else []
+    _LIB.define(schema, tags=tags)
     for key in ("CPU", "CUDA"):
         _LIB.impl(name, impl, key)
     torch.library.register_fake(f"tileloom::{name}", fake, lib=_LIB)

@@ -1,4 +1,4 @@
-"""Tools to test kernels with, yours too: the accuracy rule, poisoned memory, cases, layouts."""
+"""Tools to test kernels with, yours too: accuracy rule, poisoned memory, cases, dropout's mask."""
 
 from tileloom.testing.accuracy import (
     AccuracyError,
@@ -8,6 +8,7 @@ from tileloom.testing.accuracy import (
     assert_accurate,
 )
 from tileloom.testing.cases import Case, Layout, laid_out
+from tileloom.testing.dropout import dropout_mask, dropout_uniforms
 from tileloom.testing.poison import CanaryError, Guarded, MemoryGuard, poison_, poisoned_memory
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "MemoryGuard",
     "WeakCaseError",
     "assert_accurate",
+    "dropout_mask",
+    "dropout_uniforms",
     "laid_out",
     "poison_",
     "poisoned_memory",

@@ -32,6 +32,13 @@ def _gradient(*, create_graph: bool = False, **options: Any) -> Any:
     return torch.autograd.grad(out.sum(), q, create_graph=create_graph)
 
 
+def _operator(seed: torch.Tensor | None) -> Any:
+    """Call the operator itself, with dropout."""
+    q, offset = torch.zeros(SAME), torch.tensor(0)
+    extras = (*(None,) * 7, 0.25, 0.1, seed, offset, "", "")
+    return torch.ops.tileloom.attention_fwd(q, q, q, *extras)
+
+
 def _all(dtype: torch.dtype) -> Callable[..., Any]:
     return lambda *tensors: [t.to(dtype) for t in tensors]
 
@@ -59,8 +66,12 @@ CALLS: Mapping[str, Callable[[], Any]] = {
     "an option of another library": lambda: _call(attn_mask=None),
     "an option misspelt": lambda: _call(is_casual=True),
     "an option that nobody has": lambda: _call(zzz=1),
-    "dropout": lambda: _call(dropout_p=0.1),
-    "dropout out of range": lambda: _call(dropout_p=1.5),
+    "dropout of everything": lambda: _call(dropout_p=1.0),
+    "dropout is nan": lambda: _call(dropout_p=math.nan),
+    "dropout is a text": lambda: _call(dropout_p="0.1"),
+    "dropout is True": lambda: _call(dropout_p=True),
+    "dropout without a seed": lambda: _operator(seed=None),
+    "dropout with a seed of floats": lambda: _operator(seed=torch.tensor(1.0)),
     "scores": lambda: _call(scores="alibi"),
     "scale is nan": lambda: _call(scale=math.nan),
     "scale is a tensor": lambda: _call(scale=torch.tensor(0.5)),

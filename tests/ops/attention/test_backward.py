@@ -158,7 +158,7 @@ def _arguments(dtype: torch.dtype, layout: str, *, with_extras: bool) -> tuple[A
         visible = torch.ones(2, 1, 9, 13, dtype=torch.bool)
         extras = (visible, torch.randn(4, 9, 13, requires_grad=True), torch.tensor([13, 4]))
     tensors = (t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
-    return (*tensors, *extras, 3, None, None, 2, 0.25, "", "")
+    return (*tensors, *extras, 3, None, None, 2, 0.25, 0.0, None, None, "", "")
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded"])

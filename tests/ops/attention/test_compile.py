@@ -24,7 +24,7 @@ def _arguments(inputs: cases.Inputs, *, with_extras: bool) -> tuple[Any, ...]:
     if with_extras:
         visible = torch.ones(2, 1, 9, 13, dtype=torch.bool)
         extras = (visible, torch.randn(4, 9, 13), torch.tensor([13, 4]))
-    return (q, k, v, *extras, 3, None, None, 2, 0.25, "", "")
+    return (q, k, v, *extras, 3, None, None, 2, 0.25, 0.0, None, None, "", "")
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "gapped", "last_strided"])

@@ -74,7 +74,7 @@ def _launchers():
 def both_ways(cuda, bind, config, tensors, mask, *, first=0, kernels=1):
     """Compare the launches of an operator whose q, k, v, ... begin with tensor `first`."""
     q, k, v = tensors[first : first + 3]
-    visible, bias, lengths = tensors[-5:-2] if first == 0 else tensors[7:10]
+    visible, bias, lengths = tensors[-6:-3] if first == 0 else tensors[7:10]
     problem = AttentionProblem.of(q, k, v, visible, bias, lengths, mask.band, 0.125)
     arguments = (problem, config, *tensors)
     ours = last_launch(cuda, bind, arguments, tensors, kernels)
@@ -107,7 +107,7 @@ def test_the_hopper_kernel(cuda, counter, config, has_lengths):
     lengths = pretend(2, dtype=torch.int32) if has_lengths else None
     lse = pretend(2, 4, 300, dtype=torch.float32)
     mask = masks.causal() if has_lengths else masks.window(None, None)
-    tensors = (q, k, v, None, None, lengths, out, lse)
+    tensors = (q, k, v, None, None, lengths, None, out, lse)
     both_ways(cuda, bind_attention_fwd, config, tensors, mask)
 
 
@@ -120,7 +120,7 @@ def test_the_portable_kernel(cuda, has_extras):
     visible = pretend(100, 100, dtype=torch.bool) if has_extras else None
     bias = pretend(2, 1, 100, 100, dtype=torch.float32) if has_extras else None
     lengths = pretend(2, dtype=torch.int64) if has_extras else None
-    tensors = (q, k, v, visible, bias, lengths, out, lse)
+    tensors = (q, k, v, visible, bias, lengths, None, out, lse)
     both_ways(cuda, bind_attention_fwd, TritonConfig(), tensors, masks.window(10, 0))
 
 
@@ -137,7 +137,7 @@ def test_the_hopper_backward(cuda, dim, has_lengths):
     k, v, dk, dv = (pretend(2, 2, 500, dim) for _ in range(4))
     lengths = pretend(2, dtype=torch.int32) if has_lengths else None
     lse, dlse = (pretend(2, 4, 300, dtype=torch.float32) for _ in range(2))
-    tensors = (dout, dlse, q, k, v, out, lse, None, None, lengths, dq, dk, dv, None)
+    tensors = (dout, dlse, q, k, v, out, lse, None, None, lengths, None, dq, dk, dv, None)
     mask = masks.causal() if has_lengths else masks.window(None, None)
     config = GluonSm90BackwardConfig()
     both_ways(cuda, bind_attention_bwd, config, tensors, mask, first=2, kernels=3)
@@ -168,7 +168,7 @@ def test_the_portable_backward(cuda, monkeypatch):
     problem = AttentionProblem.of(q, k, v, None, bias, None, mask.band, 0.125)
     with targets.override(targets.H100):
         module.launch_attention_bwd(
-            problem, TritonBackwardConfig(), dout, None, q, k, v, out, lse, None, bias, None,
+            problem, TritonBackwardConfig(), dout, None, q, k, v, out, lse, None, bias, None, None,
             dq, dk, dv, torch.zeros(1, 2, 60, 70, dtype=torch.float16),
         )  # fmt: skip
     assert len(launched) == 4

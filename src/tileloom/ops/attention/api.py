@@ -28,6 +28,7 @@ from tileloom.ops.attention.config import (
 )
 from tileloom.ops.attention.config_backward import AttentionBackwardConfig
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
+from tileloom.ops.attention.philox import check_probability, draw
 
 _OPTIONS = (
     *("mask", "bias", "is_causal", "scale", "dropout_p", "scores", "return_lse"),
@@ -68,8 +69,8 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute softmax attention of queries over keys and values.
 
-    Math: `O = softmax(scale * Q K^T + bias) V` over the keys that the mask shows; the softmax and
-    the sums are in float32.
+    Math: `O = dropout(softmax(scale * Q K^T + bias)) V` over the keys that the mask shows; the
+        softmax and the sums are in float32.
     Equivalent: `torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)`.
 
     Args:
@@ -83,7 +84,9 @@ def attention(
             any strides.
         is_causal: Means `mask & masks.causal("top_left")`.
         scale: Multiplier of the scores; default `1 / sqrt(D)`.
-        dropout_p: Only 0.0 as yet.
+        dropout_p: Probability in 0.0 .. 1.0, 1.0 excluded, that a score is dropped; what is kept
+            is multiplied by `1 / (1 - dropout_p)`. LSE is that of all scores. There is no switch
+            for training: pass 0.0 in evaluation.
         scores: Only None as yet.
         return_lse: Whether to return the log-sum-exp of each row as well.
         config: Forces a backend: a `ReferenceConfig`, `TritonConfig` or `GluonSm90Config` of
@@ -117,6 +120,11 @@ def attention(
         and LSE; besides the gradients it needs `[B, Hq, Lq]` float32 (twice with a bias or in
         float32), a copy of dO where its last dimension has a stride, and for the gradient of a
         bias that broadcasts up to 8 MiB; the reference five tensors `[B, Hq, Lq, Lk]`.
+    Random numbers: those of `tileloom.testing.dropout_uniforms`, of which nothing is stored. In
+        eager mode on a GPU their seed and offset are those of PyTorch's default generator, which
+        advances by `B * Hq * Lq * Lk`, rounded up to a multiple of 4. While a CUDA graph is
+        captured, under `torch.compile` and on the CPU, the seed is drawn by `torch.randint` on q's
+        device: each replay has a new one. A backward has the mask of its forward.
     Determinism: bitwise repeatable in every backend on a GPU, gradients included, but for dq of the
         Hopper backward, which adds it up in no fixed order; under
         `torch.use_deterministic_algorithms(True)` the portable backward runs instead.
@@ -137,7 +145,7 @@ def attention(
     key = plans.short_key(q, k, v, is_causal, scale, config) if is_simple else None
     plan = None if key is None else plans.checked(key)
     if plan is not None:
-        out, lse = plan.run(q, k, v, None, None, None)
+        out, lse = plan.run(q, k, v, None, None, None, None)
         return (out, lse) if return_lse else out
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))
@@ -150,6 +158,9 @@ def attention(
     scale = _check_options(q, scale, dropout_p, scores, config, backward_config)
     if has_tangent((q, k, v, bias)):
         raise GradientError(_NO_TANGENT)
+    seed, offset = None, None
+    if dropout_p:
+        seed, offset = draw(q, q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
     band = shown.band
     out, lse = attention_fwd(
         q,
@@ -163,6 +174,9 @@ def attention(
         band.left_bottom,
         band.right_bottom,
         scale,
+        dropout_p,
+        seed,
+        offset,
         "" if config is None else config.encode(),
         "" if backward_config is None else backward_config.encode(),
     )
@@ -334,13 +348,7 @@ def _check_options(
     config: AttentionConfig | None,
     backward_config: AttentionBackwardConfig | None,
 ) -> float:
-    if not isinstance(dropout_p, (int, float)) or not 0.0 <= dropout_p <= 1.0:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"attention: dropout_p is {dropout_p!r}; it must be in 0.0 .. 1.0.")
-    if dropout_p:
-        raise UnsupportedError(
-            f"attention: dropout_p is {dropout_p}; no backend has dropout yet, only 0.0 is "
-            "accepted. Try: dropout_p=0.0."
-        )
+    check_probability("attention", dropout_p)
     if scores is not None:
         raise UnsupportedError(
             f"attention: scores is {scores!r}; no backend changes the scores yet, only None is "

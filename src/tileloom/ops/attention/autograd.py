@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from tileloom.ops.attention.config import (
     outpaced_by,
 )
 from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.reference import attention_reference
 from tileloom.target import target_of
@@ -29,6 +31,7 @@ from tileloom.target import target_of
 _SCHEMA = (
     "attention_fwd(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
     "SymInt? left_top, SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, "
+    "float dropout_p, Tensor? philox_seed, Tensor? philox_offset, "
     "str config, str backward_config) -> (Tensor, Tensor)"
 )
 
@@ -65,24 +68,29 @@ def _forward(
     left_bottom: int | None,
     right_bottom: int | None,
     scale: float,
+    dropout_p: float,
+    philox_seed: torch.Tensor | None,
+    philox_offset: torch.Tensor | None,
     config: str,
     backward_config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del backward_config
+    state = state_of("attention_fwd", q, dropout_p, philox_seed, philox_offset)
     key = None
     if q.is_cuda:
         bounds = (left_top, right_top, left_bottom, right_bottom)
-        key = plans.key_of(q, k, v, mask, bias, key_lengths, *bounds, scale, config)
+        options = (scale, dropout_p, is_on_host(state), config)
+        key = plans.key_of(q, k, v, mask, bias, key_lengths, *bounds, *options)
         plan = plans.find(key)
         if plan is not None:
             plan.announce()
             if torch._C._cuda_getDevice() == q.get_device():
-                return plan.run(q, k, v, mask, bias, key_lengths)
+                return plan.run(q, k, v, mask, bias, key_lengths, state)
             with _op.device_guard(q):
-                return plan.run(q, k, v, mask, bias, key_lengths)
+                return plan.run(q, k, v, mask, bias, key_lengths, state)
     band = Band(left_top, right_top, left_bottom, right_bottom)
     target = target_of(q)
-    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale)
+    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale, dropout_p)
     choice = choose(problem, target, decode(config))
     slower_than = outpaced_by(choice, problem, target)
     _op.announce(choice, slower_than=slower_than)
@@ -93,8 +101,8 @@ def _forward(
         return out, lse
     bind = _binder(choice.config)
     with _op.device_guard(q):
-        launch = bind(problem, choice.config, q, k, v, mask, bias, key_lengths, out, lse)
-        launch(q, k, v, mask, bias, key_lengths, out, lse)
+        launch = bind(problem, choice.config, q, k, v, mask, bias, key_lengths, state, out, lse)
+        launch(q, k, v, mask, bias, key_lengths, state, out, lse)
     if key is not None:
         sizes = [(tuple(t.shape), t.stride()) for t in (out, lse)]
         made = plans.Plan(choice, slower_than, sizes[0], sizes[1], lse.new_empty(0), launch)
@@ -116,7 +124,7 @@ def _binder(config: AttentionConfig) -> Callable[..., Callable[..., None]]:
 
 
 def _bind_reference(
-    problem: AttentionProblem, config: AttentionConfig, *tensors: torch.Tensor | None
+    problem: AttentionProblem, config: AttentionConfig, *tensors: Any
 ) -> Callable[..., None]:
     del config, tensors
     return functools.partial(_run_reference, problem)
@@ -130,14 +138,16 @@ def _run_reference(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
     shown = Mask(problem.band, key_lengths, mask)
     with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
         results = attention_reference(
-            q, k, v, mask=shown, bias=bias, scale=problem.scale, return_lse=True
-        )
+            q, k, v, mask=shown, bias=bias, scale=problem.scale, return_lse=True,
+            dropout_p=problem.dropout_p, philox=state,
+        )  # fmt: skip
     out.copy_(results[0])
     lse.copy_(results[1])
 

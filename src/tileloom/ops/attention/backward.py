@@ -22,6 +22,7 @@ from tileloom.ops.attention.config_backward import (
 )
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
 from tileloom.ops.attention.plan_backward import Gradients
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.reference import attention_reference_backward
@@ -34,8 +35,9 @@ _NO_SECOND_GRADIENT = (
 _SCHEMA = (
     "attention_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, Tensor? mask, Tensor? bias, Tensor? key_lengths, SymInt? left_top, "
-    "SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, bool needs_q, "
-    "bool needs_kv, bool needs_bias, str config) -> (Tensor, Tensor, Tensor, Tensor)"
+    "SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, float dropout_p, "
+    "Tensor? philox_seed, Tensor? philox_offset, bool needs_q, bool needs_kv, bool needs_bias, "
+    "str config) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -79,25 +81,30 @@ def _backward(
     left_bottom: int | None,
     right_bottom: int | None,
     scale: float,
+    dropout_p: float,
+    philox_seed: torch.Tensor | None,
+    philox_offset: torch.Tensor | None,
     needs_q: bool,
     needs_kv: bool,
     needs_bias: bool,
     config: str,
 ) -> Gradients:
+    state = state_of("attention_bwd", q, dropout_p, philox_seed, philox_offset)
     given = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths)
     bounds = (left_top, right_top, left_bottom, right_bottom)
     needs = (needs_q, needs_kv, needs_bias and bias is not None)
     key = None
     if q.is_cuda:
-        key = plans.key_of(given, *bounds, scale, *needs, config)
+        key = plans.key_of(given, *bounds, scale, dropout_p, is_on_host(state), *needs, config)
         plan = plans.find(key)
         if plan is not None:
             plan.announce()
             if torch._C._cuda_getDevice() == q.get_device():
-                return plan.run(*given)
+                return plan.run(*given, state)
             with _op.device_guard(q):
-                return plan.run(*given)
-    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, Band(*bounds), scale)
+                return plan.run(*given, state)
+    band = Band(*bounds)
+    problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale, dropout_p)
     target = target_of(q)
     choice = choose_backward(problem, target, decode_backward(config))
     slower_than = outpaced_by(choice, problem, target)
@@ -110,7 +117,7 @@ def _backward(
     is_written = (needs[0], needs[1], needs[1], needs[2])
     written = [g if is_wanted else None for g, is_wanted in zip(gradients, is_written)]
     read = plans.readable(dout, out, lse)
-    tensors = (read[0], dlse, q, k, v, read[1], read[2], *given[7:], *written)
+    tensors = (read[0], dlse, q, k, v, read[1], read[2], *given[7:], state, *written)
     bind = _binder(choice.config)
     with _op.device_guard(q):
         launch = bind(problem, choice.config, *tensors)
@@ -139,7 +146,7 @@ def _binder(config: AttentionBackwardConfig) -> Callable[..., Callable[..., None
 
 
 def _bind_reference(
-    problem: AttentionProblem, config: AttentionBackwardConfig, *tensors: torch.Tensor | None
+    problem: AttentionProblem, config: AttentionBackwardConfig, *tensors: Any
 ) -> Callable[..., None]:
     del config, tensors
     return functools.partial(_run_reference, problem)
@@ -157,14 +164,16 @@ def _run_reference(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
     *written: torch.Tensor | None,
 ) -> None:
     del out, lse
     shown = Mask(problem.band, key_lengths, mask)
     with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
         gradients = attention_reference_backward(
-            dout, dlse, q, k, v, mask=shown, bias=bias, scale=problem.scale
-        )
+            dout, dlse, q, k, v, mask=shown, bias=bias, scale=problem.scale,
+            dropout_p=problem.dropout_p, philox=state,
+        )  # fmt: skip
     for mine, gradient in zip(written, gradients):
         if mine is not None and gradient is not None:
             mine.copy_(gradient)
@@ -174,7 +183,7 @@ def _fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: tor
           v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
           bias: torch.Tensor | None, *rest: Any) -> Gradients:  # fmt: skip
     del dout, dlse, out, lse, mask
-    return _empty_gradients(q, k, v, bias, *rest[6:9])
+    return _empty_gradients(q, k, v, bias, *rest[9:12])
 
 
 attention_bwd = _op.register(_SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT)
@@ -184,8 +193,8 @@ def setup_context(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     """Keep what `gradient` needs: the forward's tensors, and both of its results."""
-    q, k, v, mask, bias, key_lengths, *options, config, backward_config = inputs
-    ctx.save_for_backward(q, k, v, mask, bias, key_lengths, *output)
+    q, k, v, mask, bias, key_lengths, *options, seed, offset, config, backward_config = inputs
+    ctx.save_for_backward(q, k, v, mask, bias, key_lengths, seed, offset, *output)
     ctx.options = options
     if not backward_config and config == ReferenceConfig().encode():
         backward_config = config
@@ -197,13 +206,13 @@ def gradient(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradient of each input of `attention_fwd`."""
-    q, k, v, mask, bias, key_lengths, out, lse = ctx.saved_tensors
+    q, k, v, mask, bias, key_lengths, seed, offset, out, lse = ctx.saved_tensors
     needs_q, needs_k, needs_v, _, needs_bias = ctx.needs_input_grad[:5]
     if dout is None:
         dout = torch.zeros_like(out)
     dq, dk, dv, dbias = attention_bwd(
         dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, *ctx.options,
-        needs_q, needs_k or needs_v, needs_bias, ctx.backward_config,
+        seed, offset, needs_q, needs_k or needs_v, needs_bias, ctx.backward_config,
     )  # fmt: skip
     gradients = (
         dq if needs_q else None,

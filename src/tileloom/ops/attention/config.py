@@ -215,12 +215,16 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
         why.append("a bool mask tensor is given")
     if problem.has_bias:
         why.append("a bias is given")
+    if problem.dropout_p:
+        why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
     return why
 
 
 def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> list[str]:
     """Why no portable kernel, with tiles of `blocks` rows and keys together, takes a problem."""
     why: list[str] = []
+    if problem.dropout_p:
+        why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
     if target.kind == "cpu":
         why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
     elif target.capability < (8, 0):

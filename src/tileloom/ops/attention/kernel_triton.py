@@ -40,6 +40,7 @@ import triton.language as tl
 
 from tileloom.launch.launcher import prepared
 from tileloom.ops.attention.config import TritonConfig, padded_head_dim
+from tileloom.ops.attention.philox import PhiloxState
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
 
@@ -395,6 +396,7 @@ def bind_attention_fwd(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> Callable[..., None]:
@@ -410,13 +412,15 @@ def bind_attention_fwd(
         mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
         bias: Floating, broadcastable to the same, or None.
         key_lengths: `[B]`, int32 or int64, or None.
+        state: Not taken.
         out: `[B, Hq, Lq, Dv]`, unit stride in the last dimension.
         lse: `[B, Hq, Lq]`, float32, contiguous.
 
     Returns:
-        `launch(q, k, v, mask, bias, key_lengths, out, lse)`, which writes O and LSE, for tensors of
-        the same shapes, strides, types and alignments.
+        `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`, which writes O and LSE, for
+        tensors of the same shapes, strides, types and alignments.
     """
+    del state
     full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
     vector = vector_of(16 // q.element_size(), q, k, v, out)
     unit = vector or 1
@@ -446,8 +450,8 @@ def bind_attention_fwd(
 
     def launch(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
-        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, out: torch.Tensor,
-        lse: torch.Tensor,
+        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
+        out: torch.Tensor, lse: torch.Tensor,
     ) -> None:  # fmt: skip
         if mask is None and bias is None and key_lengths is None:
             bound.launch(q, k, v, out, lse)

@@ -21,6 +21,7 @@ from tileloom.ops.attention.kernel_triton_bwd_ends import (
     attention_bwd_after_kernel,
     attention_bwd_before_kernel,
 )
+from tileloom.ops.attention.philox import PhiloxState
 from tileloom.ops.attention.problem import AttentionProblem, Layout
 
 
@@ -43,6 +44,7 @@ def bind_attention_bwd(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
     dq: torch.Tensor | None,
     dk: torch.Tensor | None,
     dv: torch.Tensor | None,
@@ -63,20 +65,21 @@ def bind_attention_bwd(
         mask: Not taken.
         bias: Not taken.
         key_lengths: `[B]`, int32 or int64, or None.
+        state: Not taken.
         dq: `[B, Hq, Lq, D]`, dense, unit stride in the last dimension, or None.
         dk: `[B, Hkv, Lk, D]`, likewise; computed even where it is None.
         dv: `[B, Hkv, Lk, D]`, likewise.
         dbias: Not taken.
 
     Returns:
-        `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, dq, dk, dv, dbias)`, which
-        writes dq, dk and dv, for tensors of the same shapes, strides, types and alignments.
+        `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq, dk, dv, dbias)`,
+        which writes dq, dk and dv, for tensors of the same shapes, strides, types and alignments.
 
     Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
         head dim rounded up to 64, 128 or 256; a copy of dout where TMA cannot read it (a last
         dimension that is not contiguous, strides that are no multiples of 16 bytes).
     """
-    del mask, bias, dbias
+    del mask, bias, state, dbias
     is_copied = bool(tma_faults("dout", Layout.of(dout), dout.shape))
     dout = dout.contiguous() if is_copied else dout
     rows = 64 if tile_width(problem.head_dim) == 256 else config.block_m
@@ -94,8 +97,9 @@ def bind_attention_bwd(
     def launch(
         dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
         v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
-        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, dq: torch.Tensor | None,
-        dk: torch.Tensor | None, dv: torch.Tensor | None, dbias: torch.Tensor | None,
+        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
+        dq: torch.Tensor | None, dk: torch.Tensor | None, dv: torch.Tensor | None,
+        dbias: torch.Tensor | None,
     ) -> None:  # fmt: skip
         statistic = q.new_empty(lines, dtype=torch.float32)
         delta = q.new_empty(lines, dtype=torch.float32)

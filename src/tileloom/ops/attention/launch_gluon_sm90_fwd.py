@@ -29,6 +29,7 @@ def bind_attention_fwd(
     mask: None,
     bias: None,
     key_lengths: torch.Tensor | None,
+    state: None,
     out: torch.Tensor,
     lse: torch.Tensor,
 ) -> Callable[..., None]:
@@ -43,14 +44,16 @@ def bind_attention_fwd(
         mask: Not taken.
         bias: Not taken.
         key_lengths: `[B]`, int32 or int64, or None.
+        state: Not taken.
         out: Output, last dimension contiguous.
         lse: Log-sum-exp, float32, contiguous.
 
     Returns:
-        `launch(q, k, v, mask, bias, key_lengths, out, lse)`, which writes `out` `[B, Hq, Lq, D]`
-        and `lse` `[B, Hq, Lq]`, for tensors of the same shapes, strides, types and alignments.
+        `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`, which writes `out`
+        `[B, Hq, Lq, D]` and `lse` `[B, Hq, Lq]`, for tensors of the same shapes, strides, types and
+        alignments.
     """
-    del mask, bias
+    del mask, bias, state
     width = padded_head_dim(problem.head_dim)
     tiles = -(-problem.len_q // config.block_m)
     heads = problem.batch * problem.heads_q
@@ -88,7 +91,7 @@ def bind_attention_fwd(
 
     def launch(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None, bias: None,
-        key_lengths: torch.Tensor | None, out: torch.Tensor, lse: torch.Tensor,
+        key_lengths: torch.Tensor | None, state: None, out: torch.Tensor, lse: torch.Tensor,
     ) -> None:  # fmt: skip
         given = (q, k, v, out, out, lse) if is_tma else (q, k, v, out, lse)
         if key_lengths is not None:

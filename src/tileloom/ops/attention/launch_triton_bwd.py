@@ -16,6 +16,7 @@ from tileloom.ops.attention import kernel_triton_bwd_rows as rows_kernel
 from tileloom.ops.attention.config import padded_head_dim
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 from tileloom.ops.attention.kernel_triton_bwd import attention_dkv_kernel, attention_dq_kernel
+from tileloom.ops.attention.philox import PhiloxState
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
 
@@ -27,7 +28,7 @@ _SHARED_PROGRAMS = 512
 
 
 def bind_attention_bwd(
-    problem: AttentionProblem, config: TritonBackwardConfig, *tensors: torch.Tensor | None
+    problem: AttentionProblem, config: TritonBackwardConfig, *tensors: Any
 ) -> Callable[..., None]:
     """Prepare the launches for a problem that is not empty: `launch_attention_bwd`, bound to it."""
     del tensors
@@ -47,6 +48,7 @@ def launch_attention_bwd(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
     dq: torch.Tensor | None,
     dk: torch.Tensor | None,
     dv: torch.Tensor | None,
@@ -67,6 +69,7 @@ def launch_attention_bwd(
         mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
         bias: Floating, broadcastable to the same, or None.
         key_lengths: `[B]`, int32 or int64, or None.
+        state: Not taken.
         dq: `[B, Hq, Lq, D]`, unit stride in the last dimension, or None.
         dk: `[B, Hkv, Lk, D]`, unit stride in the last dimension, or None.
         dv: `[B, Hkv, Lk, Dv]`, unit stride in the last dimension, or None.
@@ -75,6 +78,7 @@ def launch_attention_bwd(
     Memory: `[B, Hq, Lq]` float32, twice with a bias or in float32; for the gradient of a bias that
         broadcasts up to 512 blocks of `dq.block_m * dq.block_n` float32.
     """
+    del state
     shape = (problem.batch, problem.heads_q, problem.len_q)
     fixed_rows, fixed_keys = constants(problem, config.dq), constants(problem, config.dkv)
     delta = torch.empty(shape, dtype=torch.float32, device=q.device)

@@ -17,6 +17,7 @@ from tileloom.ops._op import Choice, announce, is_eager, is_watched
 
 if TYPE_CHECKING:
     from tileloom.ops.attention.config import AttentionConfig
+    from tileloom.ops.attention.philox import PhiloxState
 
 LIMIT = 1024
 """How many plans are kept; beyond it, all are dropped and made anew."""
@@ -32,7 +33,7 @@ class Plan:
         out: Size and stride of O, in memory order.
         lse: Size and stride of LSE.
         like_lse: An empty tensor of LSE's dtype and device.
-        launch: `launch(q, k, v, mask, bias, key_lengths, out, lse)`.
+        launch: `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`.
     """
 
     choice: Choice
@@ -50,6 +51,7 @@ class Plan:
         mask: torch.Tensor | None,
         bias: torch.Tensor | None,
         key_lengths: torch.Tensor | None,
+        state: PhiloxState | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate the outputs and launch; q's device is the current one.
 
@@ -60,13 +62,14 @@ class Plan:
             mask: Bool tensor or None.
             bias: Floating tensor or None.
             key_lengths: `[B]` or None.
+            state: Seed and offset of dropout, or None.
 
         Returns:
             O and LSE.
         """
         out = q.new_empty_strided(*self.out)
         lse = self.like_lse.new_empty_strided(*self.lse)
-        self.launch(q, k, v, mask, bias, key_lengths, out, lse)
+        self.launch(q, k, v, mask, bias, key_lengths, state, out, lse)
         return out, lse
 
     def announce(self) -> None:
@@ -153,7 +156,7 @@ def short_key(
     right = 0 if is_causal else None
     try:
         text = "" if config is None else config.encode()
-        return key_of(q, k, v, None, None, None, None, right, None, None, scale, text)
+        return key_of(q, k, v, None, None, None, None, right, None, None, scale, 0.0, False, text)
     except (AttributeError, RuntimeError):  # a config that is none; a tensor without strides
         return None
 

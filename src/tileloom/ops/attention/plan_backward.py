@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tileloom.ops._op import Choice, announce, is_watched
+from tileloom.ops.attention.philox import PhiloxState
 from tileloom.ops.attention.plan import LIMIT
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -41,8 +42,8 @@ class BackwardPlan:
         sizes: Size and stride of dq, dk, dv and dbias, in memory order.
         is_written: Which of them the call asks for; the others have no element.
         is_readable: Whether dout, out and lse may be taken as they are; else by `readable`.
-        launch: `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, dq, dk, dv, dbias)`,
-            with None for a gradient that is not asked for.
+        launch: `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq, dk, dv,
+            dbias)`, with None for a gradient that is not asked for.
     """
 
     choice: Choice
@@ -64,6 +65,7 @@ class BackwardPlan:
         mask: torch.Tensor | None,
         bias: torch.Tensor | None,
         key_lengths: torch.Tensor | None,
+        state: PhiloxState | None,
     ) -> Gradients:
         """Allocate the gradients and launch; q's device is the current one.
 
@@ -78,6 +80,7 @@ class BackwardPlan:
             mask: Bool tensor or None.
             bias: Floating tensor or None.
             key_lengths: `[B]` or None.
+            state: Seed and offset of dropout, or None.
 
         Returns:
             dq, dk, dv and dbias.
@@ -91,7 +94,7 @@ class BackwardPlan:
         if not self.is_readable:
             dout, out, lse = readable(dout, out, lse)
         self.launch(
-            dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, dq if is_q else None,
+            dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq if is_q else None,
             dk if is_k else None, dv if is_v else None, dbias if is_bias else None,
         )  # fmt: skip
         return dq, dk, dv, dbias

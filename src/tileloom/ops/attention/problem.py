@@ -46,6 +46,7 @@ class AttentionProblem:
     has_key_lengths: bool = False
     has_mask: bool = False
     has_bias: bool = False
+    dropout_p: float = 0.0
 
     @staticmethod
     def of(
@@ -57,6 +58,7 @@ class AttentionProblem:
         key_lengths: torch.Tensor | None,
         band: Band,
         scale: float,
+        dropout_p: float = 0.0,
     ) -> AttentionProblem:
         """Describe a call on real tensors."""
         return AttentionProblem(
@@ -70,6 +72,7 @@ class AttentionProblem:
             has_key_lengths=key_lengths is not None,
             has_mask=mask is not None,
             has_bias=bias is not None,
+            dropout_p=dropout_p,
         )
 
     @property

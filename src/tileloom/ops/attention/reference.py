@@ -1,7 +1,8 @@
 """The specification of attention, in plain torch: any precision, differentiable, on any device.
 
     S = scale * Q K^T + bias,  hidden keys -> -inf
-    P = softmax(S),  LSE = log(sum(exp(S))),  O = P V
+    P = softmax(S),  LSE = log(sum(exp(S))),  O = (P * Z) V
+    Z = 0 where dropout drops a score, else 1 / (1 - dropout_p);  1 without dropout
 
 A row that sees no key gives 0 and LSE -inf. A key that no query of its head sees is selected away
 from K and V and may hold anything, NaN included.
@@ -9,8 +10,11 @@ from K and V and may hold anything, NaN included.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from tileloom.errors import OptionError
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
 
 
@@ -23,6 +27,8 @@ def attention_reference(
     bias: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    philox: tuple[int | torch.Tensor, int | torch.Tensor] | None = None,
     return_lse: bool = False,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +42,9 @@ def attention_reference(
         bias: Added to the scaled scores, broadcastable to `[B, Hq, Lq, Lk]`.
         is_causal: Means `mask & masks.causal("top_left")`.
         scale: Multiplier of the scores; default `1 / sqrt(D)`.
+        dropout_p: Probability that a score is dropped, below 1.
+        philox: Seed and offset of `dropout_uniforms`, which decide on each score; needed where
+            `dropout_p` is not 0.
         return_lse: Whether to return the log-sum-exp as well.
         compute_dtype: Precision of every step; default: that of the inputs, at least float32.
             `torch.float64` gives the reference of the accuracy tests, `q.dtype` their baseline.
@@ -44,7 +53,8 @@ def attention_reference(
         Output `[B, Hq, Lq, Dv]` in `compute_dtype` when that is given, else in q's dtype; with
         `return_lse` also the natural log-sum-exp `[B, Hq, Lq]`, at least float32.
 
-    Memory: three tensors of `[B, Hq, Lq, Lk]` in `compute_dtype`.
+    Memory: three tensors of `[B, Hq, Lq, Lk]` in `compute_dtype`; five of 64-bit integers more with
+        dropout.
     Determinism: that of torch's matmul.
     Gradients: by autograd, to any order; `attention_reference_backward` has them as formulas.
     """
@@ -52,7 +62,7 @@ def attention_reference(
     scores, visible, _, v = _scores(q, k, v, mask, bias, is_causal, scale, dtype)
     empty = ~visible.any(3, keepdim=True)
     p = torch.softmax(scores.masked_fill(empty, 0.0), 3).masked_fill(empty, 0.0)
-    out = torch.matmul(p, v)
+    out = torch.matmul(_dropped(p, dropout_p, philox), v)
     out = out if compute_dtype else out.to(q.dtype)
     if not return_lse:
         return out
@@ -74,11 +84,13 @@ def attention_reference_backward(
     bias: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    philox: tuple[int | torch.Tensor, int | torch.Tensor] | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Compute the gradients of `attention_reference` by their formulas, without autograd.
 
-        dV = P^T dO,  dP = dO V^T,  dS = P * (dP - rowsum(P * dP) + dLSE)
+        dV = (P * Z)^T dO,  dP = Z * dO V^T,  dS = P * (dP - rowsum(P * dP) + dLSE)
         dQ = scale * dS K,  dK = scale * dS^T Q,  dbias = dS, summed where the bias broadcasts
 
     Args:
@@ -87,17 +99,21 @@ def attention_reference_backward(
         q: Queries, `[B, Hq, Lq, D]`.
         k: Keys, `[B, Hkv, Lk, D]`.
         v: Values, `[B, Hkv, Lk, Dv]`.
-        mask: As in `attention_reference`; so are bias, is_causal and scale.
+        mask: As in `attention_reference`; so are bias, is_causal, scale, dropout_p and
+            philox.
         bias: See `mask`.
         is_causal: See `mask`.
         scale: See `mask`.
+        dropout_p: See `mask`.
+        philox: See `mask`.
         compute_dtype: Precision of every step; default: that of the inputs, at least float32.
 
     Returns:
         dq, dk, dv and dbias (None without a bias), each of its input's shape, in `compute_dtype`
         when that is given, else in its input's dtype.
 
-    Memory: five tensors of `[B, Hq, Lq, Lk]` in `compute_dtype`.
+    Memory: five tensors of `[B, Hq, Lq, Lk]` in `compute_dtype`; five of 64-bit integers more with
+        dropout.
     Determinism: that of torch's matmul.
     """
     dtype = compute_dtype or torch.promote_types(q.dtype, torch.float32)
@@ -110,14 +126,14 @@ def attention_reference_backward(
     empty = ~visible.any(3, keepdim=True)
     p = torch.softmax(scores.masked_fill(empty, 0.0), 3).masked_fill(~visible, 0.0)
     dout = dout.to(dtype)
-    dp = torch.matmul(dout, v.transpose(2, 3))
+    dp = _dropped(torch.matmul(dout, v.transpose(2, 3)), dropout_p, philox)
     change = -(p * dp).sum(3, keepdim=True)
     if dlse is not None:
         change = change + dlse.to(dtype)[..., None]
     ds = (p * (dp + change)).masked_fill(~visible, 0.0)
     dq = torch.matmul(ds, k) * scale
     dk = torch.matmul(ds.transpose(2, 3), q.to(dtype)) * scale
-    dv = torch.matmul(p.transpose(2, 3), dout)
+    dv = torch.matmul(_dropped(p, dropout_p, philox).transpose(2, 3), dout)
     group = (batch, heads_kv, heads // max(heads_kv, 1), len_k)
     dk, dv = dk.reshape(*group, head_dim).sum(2), dv.reshape(*group, width).sum(2)
     dbias = None if bias is None else ds.sum_to_size(bias.shape)
@@ -125,6 +141,91 @@ def attention_reference_backward(
         dq, dk, dv = (t.to(own) for t, own in zip((dq, dk, dv), dtypes))
         dbias = None if bias is None or dbias is None else dbias.to(bias.dtype)
     return dq, dk, dv, dbias
+
+
+def dropout_uniforms(
+    seed: int | torch.Tensor,
+    offset: int | torch.Tensor,
+    size: tuple[int, int, int, int],
+    *,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    """Give the random numbers by which dropout decides: a score is kept where it is above p.
+
+    The score of batch b, head h, row i and key j has the linear index
+    `offset + ((b * H + h) * Lq + i) * Lk + j`, in 64 bits. Its number is word `index % 4` of
+    Philox4x32-10 with the seed as key and `index // 4` as counter, and its uniform
+    `word * 2^-32 + 2^-33` in float32. So has PyTorch's `mem_eff_attention`, forward and backward.
+    Packed sequences: sequence s is batch s of `(S, Hq, max_q, max_k)`, with rows and keys counted
+    inside the sequence.
+
+    Args:
+        seed: The generator's seed, 64 bits, signed or not.
+        offset: The generator's offset; it need not be a multiple of 4.
+        size: `(B, Hq, Lq, Lk)`.
+        device: Where to compute.
+
+    Returns:
+        Uniforms in (0, 1], `[B, Hq, Lq, Lk]`, float32.
+
+    Memory: five tensors of that shape of 64-bit integers.
+    Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
+    """
+    offset = (offset + 2**63) % 2**64 - 2**63 if isinstance(offset, int) else offset
+    index = torch.arange(size[0] * size[1] * size[2] * size[3], device=device).view(size) + offset
+    word = index & 3
+    index = (index >> 2) & _LOW_62
+    words = philox_4x32((index & _LOW_32, index >> 32, 0, 0), (seed & _LOW_32, (seed >> 32)))
+    chosen = words[3]
+    for lane in (2, 1, 0):
+        chosen = torch.where(word == lane, words[lane], chosen)
+    return chosen.to(torch.float32) * 2.0**-32 + 2.0**-33
+
+
+def philox_4x32(
+    counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]
+) -> tuple[Any, Any, Any, Any]:
+    """Encrypt a counter by ten rounds of Philox4x32.
+
+    Args:
+        counter: Four int64 tensors, or numbers, of 32 bits each.
+        key: Two.
+
+    Returns:
+        Four of 32 bits each.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):  # a product wraps to 64 bits, and those are the right ones
+        a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        k0, k1 = k0 & _LOW_32, k1 & _LOW_32
+        c0, c2 = ((b >> 32) & _LOW_32) ^ c1 ^ k0, ((a >> 32) & _LOW_32) ^ c3 ^ k1
+        c1, c3 = b & _LOW_32, a & _LOW_32
+        k0, k1 = k0 + 0x9E3779B9, k1 + 0xBB67AE85
+    return c0, c1, c2, c3
+
+
+_LOW_32 = 2**32 - 1
+_LOW_62 = 2**62 - 1
+
+
+def _dropped(
+    p: torch.Tensor,
+    dropout_p: float,
+    philox: tuple[int | torch.Tensor, int | torch.Tensor] | None,
+) -> torch.Tensor:
+    """Multiply by Z."""
+    if not dropout_p:
+        return p
+    if philox is None:
+        raise OptionError(
+            f"attention_reference: dropout_p is {dropout_p}, and philox is None; it must be a seed "
+            "and an offset. Try: philox=(0, 0)."
+        )
+    size = (p.shape[0], p.shape[1], p.shape[2], p.shape[3])
+    uniforms = dropout_uniforms(*philox, size, device=p.device)
+    kept = uniforms > torch.tensor(dropout_p, dtype=torch.float32, device=p.device)
+    return torch.where(kept, p * (1.0 / (1.0 - dropout_p)), 0.0)
 
 
 def _scores(

@@ -1,0 +1,165 @@
+"""Where dropout's random numbers come from: the seed and the offset of a Philox generator.
+
+On a GPU in eager mode these are exactly those of PyTorch's default generator, which then advances
+as it does for `mem_eff_attention`: by one number for each score, rounded up to a multiple of 4.
+While a CUDA graph is captured and under `torch.compile`, the seed is drawn on the device by
+`torch.randint`, so that each replay has a new one, and the offset is 0; the same on the CPU, from
+the CPU's default generator. `torch.manual_seed` makes all of these repeatable.
+
+Whatever draws here is the forward: a backward gets the forward's seed and offset.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy
+import torch
+
+from tileloom.errors import DeviceError, OptionError
+from tileloom.ops import _op
+
+PhiloxState = tuple[torch.Tensor, torch.Tensor]
+"""Seed and offset: int64 tensors without a dimension, on the CPU or on the GPU they are for."""
+
+_SCHEMA = "philox_state(Tensor like, SymInt count) -> (Tensor, Tensor)"
+_SEEDS = 2**63 - 1
+
+
+def _drawn(device: torch.device) -> PhiloxState:
+    """Draw a seed on a device."""
+    seed = torch.randint(_SEEDS, (), dtype=torch.int64, device=device)
+    return seed, torch.zeros((), dtype=torch.int64, device=device)
+
+
+def _state(like: torch.Tensor, count: int) -> PhiloxState:
+    if not like.is_cuda or torch.cuda.is_current_stream_capturing():
+        return _drawn(like.device)
+    generator = torch.cuda.default_generators[like.get_device()]
+    offset = generator.get_offset()
+    generator.set_offset(offset + (count + 3) // 4 * 4)
+    return _signed(generator.initial_seed()), _signed(offset)
+
+
+def _signed(value: int) -> torch.Tensor:
+    """Put 64 bits into an int64 tensor on the CPU."""
+    return torch.tensor(value - 2**64 if value >= 2**63 else value, dtype=torch.int64)
+
+
+def _fake(like: torch.Tensor, count: int) -> PhiloxState:
+    del count
+    device = "cpu" if like.is_cuda else like.device
+    return torch.empty((), dtype=torch.int64, device=device), torch.empty(
+        (), dtype=torch.int64, device=device
+    )
+
+
+_philox_state = _op.register(
+    _SCHEMA,
+    _state,
+    _fake,
+    no_gradient="philox_state: random numbers have no gradient. Try: like.detach().",
+    is_random=True,
+)
+
+
+def draw(like: torch.Tensor, count: int) -> PhiloxState:
+    """Take the seed and the offset of a call that needs `count` random numbers.
+
+    Args:
+        like: A tensor on the device of the call.
+        count: Scores that dropout decides on: `B * Hq * Lq * Lk`; of packed sequences
+            `S * Hq * max_q * max_k`.
+
+    Returns:
+        Seed and offset, int64 without a dimension: on the CPU for a GPU in eager mode, else on the
+        device of `like`.
+    """
+    if torch.compiler.is_compiling():
+        return _drawn(like.device)
+    return _philox_state(like.detach(), count)
+
+
+def state_of(
+    name: str,
+    q: torch.Tensor,
+    dropout_p: float,
+    seed: torch.Tensor | None,
+    offset: torch.Tensor | None,
+) -> PhiloxState | None:
+    """Check what an operator got of dropout's state; None without dropout.
+
+    Args:
+        name: The operator's.
+        q: Its queries.
+        dropout_p: Its probability.
+        seed: Its seed.
+        offset: Its offset.
+
+    Raises:
+        OptionError: If the probability is out of range, or seed or offset is missing or no int64
+            number.
+        DeviceError: If seed and offset lie on different devices, or on another GPU than q.
+    """
+    if not dropout_p:
+        return None
+    check_probability(name, dropout_p)
+    if seed is None or offset is None:
+        raise OptionError(
+            f"{name}: dropout_p is {dropout_p}, and philox_seed or philox_offset is None. Try: "
+            "tileloom.attention, which draws both."
+        )
+    for text, tensor in (("philox_seed", seed), ("philox_offset", offset)):
+        if tensor.dtype != torch.int64 or tensor.dim():
+            raise OptionError(
+                f"{name}: {text} has dtype {tensor.dtype} and shape {tuple(tensor.shape)}; it must "
+                f"be an int64 tensor without a dimension. Try: torch.tensor({text})."
+            )
+    if seed.device != offset.device or seed.device not in (q.device, torch.device("cpu")):
+        raise DeviceError(
+            f"{name}: philox_seed is on {seed.device}, philox_offset on {offset.device}; they must "
+            f"be both on the CPU or both on {q.device}, as q is. Try: .to(q.device) for both."
+        )
+    return seed, offset
+
+
+def is_on_host(state: PhiloxState | None) -> bool:
+    """Whether kernels get seed and offset as numbers, not as addresses."""
+    return state is not None and not state[0].is_cuda
+
+
+def check_probability(name: str, dropout_p: float) -> None:
+    """Refuse what is no probability below 1; float32 decides, as in the kernels.
+
+    Args:
+        name: Who is called.
+        dropout_p: What the caller gave.
+
+    Raises:
+        OptionError: If it is no number, or out of range.
+    """
+    is_number = isinstance(dropout_p, (int, float, torch.SymFloat)) and dropout_p is not True  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not 0.0 <= dropout_p < 1.0 - 2.0**-25:
+        raise OptionError(
+            f"{name}: dropout_p is {dropout_p!r}; it must be a Python number in 0.0 .. 1.0, 1.0 "
+            "excluded. Try: dropout_p=0.0, which drops nothing."
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def threshold_of(dropout_p: float) -> int:
+    """Return the least 32-bit number that Philox may give where a score is kept.
+
+    A score is kept where the uniform `x * 2^-32 + 2^-33` is above the probability, both in float32;
+    that rises with x, so the kernels compare integers.
+
+    Args:
+        dropout_p: In 0 .. 1, 1 excluded.
+    """
+    probability = numpy.float32(dropout_p)
+    low, high = 0, 2**32 - 1  # whose uniform is 1
+    while low < high:
+        middle = (low + high) // 2
+        uniform = numpy.float32(middle) * numpy.float32(2.0**-32) + numpy.float32(2.0**-33)
+        low, high = (low, middle) if uniform > probability else (middle + 1, high)
+    return low

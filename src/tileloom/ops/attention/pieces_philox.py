@@ -1,0 +1,124 @@
+"""Dropout's decisions on the device: Philox4x32-10, by the layout of `mem_eff_attention`.
+
+    index = offset + ((b * H + h) * Lq + i) * Lk + j           64 bits
+    word  = Philox(key = seed, counter = index // 4)[index % 4]
+    kept  where word >= threshold, which stands for `word * 2^-32 + 2^-33 > p` in float32
+
+Four neighbouring indices share one Philox call of some 50 instructions, which is what dropout
+costs: where a thread decides on four neighbouring keys, one call does for them if every row starts
+at a multiple of 4 (ALIGNED: `len_k` and `offset` are), else two.
+
+Nothing here assumes a layout, and both `triton.jit` and `gluon.jit` functions may call it: tensors
+come in and go out in the caller's layout; only `keep_tile` needs Triton's automatic ones.
+
+A wgmma accumulator gives a thread two neighbouring keys, with the other two in the next lane: key
+bits 0, 1, 2, 3 lie in register, lane 0, lane 1, register. Computed in that layout each call would
+be made twice. Cheaper: give `keep_quad` the quads in a linear layout with key bit 2 in lane 1, key
+bit 3 in **lane 0**, the rest of keys and rows as in the accumulator, so that every lane makes
+different calls; then exchange lane 0's bit, `gl.convert_layout` of the joined decisions to the
+accumulator's layout: one warp shuffle for two scores, or for eight where they are packed first.
+"""
+
+import triton
+import triton.language as tl
+
+_ROUNDS = tl.constexpr(10)
+_LOW_32 = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def philox_words(counter, seed):
+    """Give the four 32-bit words of each counter.
+
+    `counter` is int64, of any shape; its upper half may be anything below 2^62. `seed` is an int64
+    number.
+    """
+    A: tl.constexpr = 0xD2511F53
+    B: tl.constexpr = 0xCD9E8D57
+    KEY_A: tl.constexpr = 0x9E3779B9
+    KEY_B: tl.constexpr = 0xBB67AE85
+    key_a = (seed & _LOW_32).to(tl.uint32)
+    key_b = ((seed >> 32) & _LOW_32).to(tl.uint32)
+    c0 = (counter & _LOW_32).to(tl.uint32)
+    c1 = ((counter >> 32) & _LOW_32).to(tl.uint32)
+    c2 = c0 * 0
+    c3 = c2
+    for _ in tl.static_range(_ROUNDS):
+        high_b = tl.umulhi(c2, c2 * 0 + B)
+        high_a = tl.umulhi(c0, c0 * 0 + A)
+        low_b = tl.mul(c2, B, sanitize_overflow=False)
+        low_a = tl.mul(c0, A, sanitize_overflow=False)
+        c0 = high_b ^ c1 ^ key_a
+        c2 = high_a ^ c3 ^ key_b
+        c1 = low_b
+        c3 = low_a
+        key_a = tl.add(key_a, KEY_A, sanitize_overflow=False)
+        key_b = tl.add(key_b, KEY_B, sanitize_overflow=False)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def philox_state(seed_at, offset_at, seed, offset):
+    """Read seed and offset where they lie on the device; else return what came as numbers."""
+    if seed_at is not None:
+        seed = tl.load(seed_at)
+        offset = tl.load(offset_at)
+    return seed, offset
+
+
+@triton.jit
+def first_index(offset, batch, head, heads, rows, len_q, len_k):
+    """Give the 64-bit index of key 0 of each row; `batch` and `head` are 64-bit numbers."""
+    return offset + ((batch * heads + head) * len_q + rows.to(tl.int64)) * len_k
+
+
+@triton.jit
+def keep_quad(first, seed, threshold, ALIGNED: tl.constexpr):
+    """Decide on four neighbours: return four bool tensors, of `first` and the next three indices.
+
+    `first` is an int64 tensor of indices, with ALIGNED all multiples of 4. `threshold` is an int64
+    number of 32 bits.
+    """
+    limit = threshold.to(tl.uint32)
+    counter = (first >> 2) & 0x3FFFFFFFFFFFFFFF
+    w0, w1, w2, w3 = philox_words(counter, seed)
+    if not ALIGNED:
+        lane = first & 3
+        x0, x1, x2, _ = philox_words((counter + 1) & 0x3FFFFFFFFFFFFFFF, seed)
+        by_one = (lane & 1) != 0
+        w0 = tl.where(by_one, w1, w0)
+        w1 = tl.where(by_one, w2, w1)
+        w2 = tl.where(by_one, w3, w2)
+        w3 = tl.where(by_one, x0, w3)
+        x0 = tl.where(by_one, x1, x0)
+        x1 = tl.where(by_one, x2, x1)
+        by_two = lane >= 2
+        w0 = tl.where(by_two, w2, w0)
+        w1 = tl.where(by_two, w3, w1)
+        w2 = tl.where(by_two, x0, w2)
+        w3 = tl.where(by_two, x1, w3)
+    return w0 >= limit, w1 >= limit, w2 >= limit, w3 >= limit
+
+
+@triton.jit
+def keep_tile(
+    first, column, seed, threshold, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Decide on a block of scores: bool `[M, BLOCK_N]`, with KEYS_FIRST `[BLOCK_N, M]`.
+
+    `first` has the indices of key 0 of the M rows, `column` is the block's first key, a multiple
+    of 4.
+    """
+    quads = column + 4 * tl.arange(0, BLOCK_N // 4)
+    M: tl.constexpr = first.shape[0]
+    if KEYS_FIRST:
+        index = first[None, :] + quads[:, None]
+    else:
+        index = first[:, None] + quads[None, :]
+    k0, k1, k2, k3 = keep_quad(index, seed, threshold, ALIGNED)
+    kept = tl.join(tl.join(k0, k2), tl.join(k1, k3))
+    if KEYS_FIRST:
+        return tl.reshape(tl.permute(kept, (0, 2, 3, 1)), [BLOCK_N, M])
+    else:
+        return tl.reshape(kept, [M, BLOCK_N])

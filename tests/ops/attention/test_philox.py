@@ -1,0 +1,128 @@
+"""Dropout's random numbers: Philox against known answers, the host's model, the device's code."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from tests.ops.attention import philox_kernels
+
+from tileloom import emulator
+from tileloom.ops.attention.philox import threshold_of
+from tileloom.ops.attention.reference import philox_4x32
+from tileloom.testing import dropout_mask, dropout_uniforms
+
+# Of Random123's kat_vectors: counter, key, result.
+KNOWN = (
+    ("00000000 00000000 00000000 00000000", "00000000 00000000",
+     "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff",
+     "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
+     "d16cfe09 94fdcceb 5001e420 24126ea1"),
+)  # fmt: skip
+
+
+def _words(text):
+    return tuple(int(word, 16) for word in text.split())
+
+
+@pytest.mark.parametrize("known", KNOWN)
+@pytest.mark.parametrize("kind", [int, lambda n: torch.tensor([n])], ids=["int", "tensor"])
+def test_known_answers(known, kind):
+    counter, key, result = (_words(text) for text in known)
+    found = philox_4x32(tuple(map(kind, counter)), tuple(map(kind, key)))
+    assert tuple(int(word) for word in found) == result
+
+
+def _plain(seed: int, index: int) -> numpy.float32:
+    """One uniform, by Python's own integers."""
+    index %= 2**64
+    counter = (index // 4 % 2**32, index // 4 >> 32, 0, 0)
+    word = philox_4x32(counter, (seed % 2**32, seed % 2**64 >> 32))[index % 4]
+    return numpy.float32(word) * numpy.float32(2.0**-32) + numpy.float32(2.0**-33)
+
+
+SEEDS = (0, 1234, -1, 2**63 - 1, 2**63 + 12345)
+OFFSETS = (0, 4, 7, 2**34 - 3, 2**40 + 1)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_layout_of_uniforms(seed, offset):
+    size = (2, 3, 5, 7)
+    found = dropout_uniforms(seed, offset, size)
+    for b, h, i, j in ((0, 0, 0, 0), (0, 1, 2, 3), (1, 0, 4, 6), (1, 2, 4, 6)):
+        index = offset + ((b * 3 + h) * 5 + i) * 7 + j
+        assert found[b, h, i, j].item() == _plain(seed, index)
+
+
+def test_seed_and_offset_may_be_tensors():
+    size = (1, 2, 9, 5)
+    state = (torch.tensor(-7), torch.tensor(11))
+    assert torch.equal(dropout_uniforms(*state, size), dropout_uniforms(-7, 11, size))
+
+
+def test_the_mask_keeps_the_share_it_should():
+    kept = dropout_mask(0.3, seed=5, offset=0, size=(1, 4, 257, 256))
+    share = kept.double().mean().item()
+    assert abs(share - 0.7) < 3 * (0.21 / kept.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("p", [0.1, 0.22, 0.5, 1e-9, 2.0**-33, 2.0**-32, 0.999, 1 - 2.0**-24])
+def test_the_threshold_says_what_the_uniform_says(p):
+    least = threshold_of(p)
+    assert 0 <= least < 2**32
+    for word in (least - 1, least, 0, 2**32 - 1):
+        uniform = numpy.float32(max(word, 0)) * numpy.float32(2.0**-32) + numpy.float32(2.0**-33)
+        assert (uniform > numpy.float32(p)) == (word >= least) or word < 0
+
+
+def _on_device(seed, offset, size, row, column, *, keys_first, by_pointer):
+    """The block `[16, 32]` at row, column of every head."""
+    batch, heads, len_q, len_k = size
+    out = torch.zeros(batch * heads, 16, 32, dtype=torch.int8)
+    at = [torch.tensor(seed), torch.tensor(offset)] if by_pointer else [None, None]
+    numbers = (0, 0) if by_pointer else (seed, offset)
+    with emulator.run() as run:
+        philox_kernels.portable[(batch * heads,)](
+            out, *at, *numbers, threshold_of(0.4), heads, len_q, len_k, row, column,
+            M=16, N=32, ALIGNED=offset % 4 == 0 and len_k % 4 == 0, KEYS_FIRST=keys_first,
+        )  # fmt: skip
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    return out.bool().view(batch, heads, 16, 32)
+
+
+@pytest.mark.parametrize("keys_first", [False, True])
+@pytest.mark.parametrize(
+    ("seed", "offset", "len_k"), [(3, 8, 64), (-5, 8, 61), (2**62, 5, 64), (7, 2**34 - 17, 63)]
+)
+def test_the_portable_code_decides_as_the_host(seed, offset, len_k, keys_first):
+    size = (2, 2, 20, len_k)
+    found = _on_device(seed, offset, size, 3, 28, keys_first=keys_first, by_pointer=len_k == 61)
+    right = dropout_mask(0.4, seed=seed, offset=offset, size=size)
+    assert torch.equal(found, right[:, :, 3:19, 28:60])
+
+
+@pytest.mark.parametrize(("offset", "len_k"), [(4, 64), (9, 61)])
+def test_gluon_code_decides_as_the_host_in_an_accumulator(offset, len_k):
+    from triton.experimental.gluon import language as gl
+
+    # Quads: key bits 2 and 3 in lanes 1 and 0, rows as in the accumulator.
+    quads = gl.DistributedLinearLayout(
+        reg_bases=[[8, 0], [0, 4], [0, 8]],
+        lane_bases=[[0, 2], [0, 1], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+    accumulator = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
+    out = torch.zeros(64, 64, dtype=torch.int8)
+    with emulator.run(arch="sm_90a") as run:
+        philox_kernels.in_accumulator[(1,)](
+            out, 77, offset, threshold_of(0.4), 64, len_k, LAYOUT=accumulator, QUADS=quads, N=64,
+            ALIGNED=offset % 4 == 0 and len_k % 4 == 0, num_warps=4,
+        )  # fmt: skip
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    right = dropout_mask(0.4, seed=77, offset=offset, size=(1, 1, 64, len_k))[0, 0]
+    assert torch.equal(out[:, : right.shape[1]].bool(), right)
