@@ -29,6 +29,11 @@ def mixed(out, source, small, large, number, truth, nothing, wide: tl.int64, BLO
     tl.store(out + lanes, tl.load(source + lanes) + value)
 
 
+@triton.jit(do_not_specialize=["varies"])
+def add_number(out, varies: tl.int64, n):
+    tl.store(out + tl.arange(0, 32), (varies + n).to(out.dtype.element_ty))
+
+
 SCALE = tl.constexpr(2)
 
 

@@ -21,6 +21,7 @@ from tests.launch.versions import OTHERS, triton_folder
 from tileloom import errors, knobs, launch
 from tileloom.launch import launcher as launcher_module
 from tileloom.launch import tiers
+from tileloom.launch.bound import Number
 
 pytest.importorskip("triton")
 kernels = pytest.importorskip("tests.launch.launch_kernels")
@@ -248,6 +249,26 @@ def test_a_bound_launch(tier, cuda):
         kernels.add[(8,)](x, y, out, 1000, BLOCK=128)
         assert cuda.last() == ours
     assert bound.launch.__name__ == "launch", "it is prepared"
+
+
+def test_a_bound_launch_with_a_number(tier, cuda):
+    """It is given in each launch, whatever it is."""
+    launcher = launch.prepare(kernels.add_number)
+    out = tensors(1)[0]
+    bound = launcher.bind((8,), out, Number(5), 7)
+    for number in (5, 1, 16, -3, 2**62, -(2**63)):
+        cuda.define(bound.launch(out, number))
+        bound.launch(out, number)
+        ours = cuda.last()
+        kernels.add_number[(8,)](out, number, 7)
+        assert cuda.last() == ours
+    assert bound.launch.__name__ == "launch", "it is prepared"
+
+
+def test_a_number_that_is_compiled_in_is_refused():
+    x, y, out = tensors(3)
+    with pytest.raises(errors.ArgumentError, match="n of 'add' is a Number, which varies"):
+        launch.prepare(kernels.add).bind((8,), x, y, out, Number(1000), BLOCK=128)
 
 
 def test_a_bound_launch_with_descriptors(cuda):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tileloom.launch import descriptors, guard, watch
@@ -19,6 +20,17 @@ def launch({names}):
 """
 
 
+@dataclass(frozen=True)
+class Number:
+    """A number that is given in each launch, among the arguments of `Launcher.bind`.
+
+    Attributes:
+        value: An example. The grid may not depend on it.
+    """
+
+    value: int
+
+
 class BoundLaunch:
     """One launch with its grid and its numbers fixed, for tensors like those it was made with.
 
@@ -28,7 +40,7 @@ class BoundLaunch:
 
     Attributes:
         launch: `launch(*tensors)`: one for each tensor and each descriptor among the arguments, in
-            their order; for a descriptor the tensor below it.
+            their order; for a descriptor the tensor below it, for a `Number` an integer.
     """
 
     def __init__(
@@ -37,8 +49,11 @@ class BoundLaunch:
         self._named = named
         self._launcher = launcher
         self._grid = grid
+        self._numbers = {i for i, v in enumerate(values) if isinstance(v, Number)}
         self._places = [
-            i for i, v in enumerate(values) if hasattr(v, "data_ptr") or is_descriptor(v)
+            i
+            for i, v in enumerate(values)
+            if i in self._numbers or hasattr(v, "data_ptr") or is_descriptor(v)
         ]
         # Addresses come from the caller; a descriptor is kept without its tensor.
         self._forms = [
@@ -74,7 +89,9 @@ class BoundLaunch:
         self._tries += 1
         if self._tries > 1 and not self._named:
             try:
-                entry = self._launcher.entry(self._grid, values, numbers_vary=False)
+                entry = self._launcher.entry(
+                    self._grid, values, numbers_vary=False, varying=self._numbers
+                )
             except Unsupported:
                 self.launch = self._again
             else:
@@ -90,7 +107,10 @@ class BoundLaunch:
             names=", ".join(names),
             refused=" or ".join(guard.signal_tests(host.signals, scope)),
             device=host.device(),
-            addresses=", ".join(f"{name}.data_ptr()" for name in names),
+            addresses=", ".join(
+                name if i in self._numbers else f"{name}.data_ptr()"
+                for i, name in zip(self._places, names)
+            ),
         )
         exec(compile(source, "<tileloom bound launch>", "exec"), scope)
         return scope["launch"]

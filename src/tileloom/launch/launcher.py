@@ -11,14 +11,14 @@ from __future__ import annotations
 import difflib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
 from tileloom import knobs, log
 from tileloom.errors import ArgumentError, DeviceError, OptionError, UnknownOptionError
 from tileloom.launch import bundle_use, compat, descriptors, guard, watch
-from tileloom.launch.bound import BoundLaunch
+from tileloom.launch.bound import BoundLaunch, Number
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
 from tileloom.launch.specialize import (
@@ -29,7 +29,7 @@ from tileloom.launch.specialize import (
     parameters_of,
     specializer,
 )
-from tileloom.launch.tiers import Variant, is_settled
+from tileloom.launch.tiers import NUMBER, Variant, is_settled
 
 LIMIT = 1024
 """How many launches a launcher keeps prepared; beyond it, all are dropped and made anew."""
@@ -104,14 +104,16 @@ class Launcher:
 
         Args:
             grid: The grid.
-            args: Arguments as for a launch; the tensors are examples and are not kept.
+            args: Arguments as for a launch; the tensors are examples and are not kept. A `Number`
+                is given in each launch too.
             constexprs: Arguments by keyword.
 
         Returns:
             An object whose `launch(*tensors)` launches.
 
         Raises:
-            ArgumentError: If there are too many arguments, or some are missing.
+            ArgumentError: If there are too many arguments, or some are missing, or a `Number` is
+                given for a parameter that is compiled by value.
         """
         if not self._read():
             return BoundLaunch(self, grid, args, constexprs)
@@ -121,6 +123,13 @@ class Launcher:
                 f"launch: {', '.join(options)} is no parameter of '{self.name}'. "
                 f"{self._signature()} Try: give compile options to prepare()."
             )
+        for parameter, value in zip(self._parameters, values):
+            if isinstance(value, Number) and (parameter.specialize or not parameter.kind):
+                raise ArgumentError(
+                    f"launch: {parameter.name} of '{self.name}' is a Number, which varies, and its "
+                    "value decides what is compiled. Try: annotate it as tl.int64, and name it in "
+                    "do_not_specialize."
+                )
         return BoundLaunch(self, grid, values, {})
 
     # The long way
@@ -280,13 +289,21 @@ class Launcher:
                     self._table[key] = entry
         return result
 
-    def entry(self, grid: Any, values: Sequence[Any], *, numbers_vary: bool) -> Any:
+    def entry(
+        self,
+        grid: Any,
+        values: Sequence[Any],
+        *,
+        numbers_vary: bool,
+        varying: Collection[int] = (),
+    ) -> Any:
         """Prepare a launch; see `Variant.entry`.
 
         Args:
             grid: The grid.
             values: All arguments, in the order of the parameters.
             numbers_vary: Whether floats are given in each launch.
+            varying: Places of integers that are given in each launch.
 
         Returns:
             The entry; None if no kernel for such arguments is known yet, as long as a CUDA graph
@@ -305,6 +322,8 @@ class Launcher:
         if variant.reason:
             raise Unsupported(variant.reason)
         forms = guard.forms_of(self._parameters, values, numbers_vary=numbers_vary)
+        for place in varying:
+            forms[place] = NUMBER
         return variant.entry(normal_grid(self._grids(grid, values), self.name), forms)
 
     def _install(self, kinds: guard.Kinds, active: Any) -> None:
