@@ -53,7 +53,7 @@ def test_cache_dir(monkeypatch):
 def test_unknown_knob_names_the_nearest(call):
     with pytest.raises(knobs.KnobError, match=r"no knob 'dispatch.wran'. Did you mean 'dispatch.w"):
         call("dispatch.wran")
-    known = r"no knob 'zzz'. Known knobs: cache.dir, debug.labels, dispatch"
+    known = r"no knob 'zzz'. Known knobs: cache.dir, debug.labels, debug.lengths, dispatch"
     with pytest.raises(knobs.KnobError, match=known):
         call("zzz")
 

@@ -18,6 +18,7 @@ GOLDEN = {
     "tileloom": [
         "__version__",
         "attention",
+        "attention_varlen",
         "cross_entropy",
         "emulator",
         "errors",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tileloom import emulator, errors, knobs, launch, testing
     from tileloom.ops.attention import masks
     from tileloom.ops.attention.api import attention
+    from tileloom.ops.attention.varlen.api import attention_varlen
     from tileloom.ops.rowwise.cross_entropy.api import cross_entropy
     from tileloom.ops.rowwise.layer_norm.api import layer_norm
     from tileloom.ops.rowwise.rms_norm.api import rms_norm
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "attention": "tileloom.ops.attention.api:attention",
+    "attention_varlen": "tileloom.ops.attention.varlen.api:attention_varlen",
     "cross_entropy": "tileloom.ops.rowwise.cross_entropy.api:cross_entropy",
     "layer_norm": "tileloom.ops.rowwise.layer_norm.api:layer_norm",
     "masks": "tileloom.ops.attention.masks",
@@ -37,8 +39,8 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "__version__", "attention", "cross_entropy", "emulator", "errors", "knobs", "launch",
-    "layer_norm", "masks", "rms_norm", "softmax", "swiglu", "testing",
+    "__version__", "attention", "attention_varlen", "cross_entropy", "emulator", "errors", "knobs",
+    "launch", "layer_norm", "masks", "rms_norm", "softmax", "swiglu", "testing",
 ]  # fmt: skip
 
 

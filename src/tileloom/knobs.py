@@ -77,6 +77,8 @@ KNOBS: dict[str, Knob] = {
              "Folder for everything that tileloom keeps between runs."),
         Knob("debug.labels", "TILELOOM_DEBUG_LABELS", lambda: False, _read_bool, "bool",
              "Refuse labels out of range in cross_entropy; waits for the GPU at each call."),
+        Knob("debug.lengths", "TILELOOM_DEBUG_LENGTHS", lambda: False, _read_bool, "bool",
+             "Refuse wrong cu_seqlens in attention_varlen; waits for the GPU at each call."),
         Knob("launch.bundle", "TILELOOM_BUNDLE", lambda: None, _read_path, "path",
              "Bundle of compiled kernels in which launches look before they compile."),
         Knob("launch.jit", "TILELOOM_JIT", lambda: "allow", _read_jit, "text",

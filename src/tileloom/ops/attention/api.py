@@ -149,13 +149,11 @@ def attention(
         return (out, lse) if return_lse else out
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))
-    if not isinstance(is_causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"attention: is_causal is {is_causal!r}; it must be True or False.")
-    shown = _resolve_mask(mask, is_causal)
-    q, k, v = _cast(q, k, v)
+    shown = resolve_mask("attention", mask, is_causal)
+    q, k, v = cast(q, k, v)
     _check_tensors(q, k, v)
     _check_extras(q, k, shown, bias)
-    scale = _check_options(q, scale, dropout_p, scores, config, backward_config)
+    scale = check_options("attention", q, scale, dropout_p, scores, config, backward_config)
     if has_tangent((q, k, v, bias)):
         raise GradientError(_NO_TANGENT)
     seed, offset = None, None
@@ -193,7 +191,14 @@ def _unknown_option(name: str) -> str:
     return f"attention: there is no option '{name}'; options: {', '.join(_OPTIONS)}. Try: {remedy}."
 
 
-def _resolve_mask(mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:
+def resolve_mask(name: str, mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:
+    """Return what a function's `mask` and `is_causal` mean together.
+
+    Raises:
+        OptionError: If one is of a type that is not accepted.
+    """
+    if not isinstance(is_causal, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"{name}: is_causal is {is_causal!r}; it must be True or False.")
     if mask is None:
         shown = Mask(Band())
     elif isinstance(mask, torch.Tensor):
@@ -202,13 +207,13 @@ def _resolve_mask(mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:
         shown = mask
     else:
         raise OptionError(
-            f"attention: mask is a {type(mask).__name__}; it must be a bool tensor, a value of "
+            f"{name}: mask is a {type(mask).__name__}; it must be a bool tensor, a value of "
             "tileloom.masks, or None."
         )
     return shown & causal() if is_causal else shown
 
 
-def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Apply autocast: floating tensors but those of float64, which it leaves alone."""
     kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
     if kind in ("", "meta") or not torch.is_autocast_enabled(kind):
@@ -340,7 +345,8 @@ def _check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Ten
             )
 
 
-def _check_options(
+def check_options(
+    name: str,
     q: torch.Tensor,
     scale: float | None,
     dropout_p: float,
@@ -348,30 +354,36 @@ def _check_options(
     config: AttentionConfig | None,
     backward_config: AttentionBackwardConfig | None,
 ) -> float:
-    check_probability("attention", dropout_p)
+    """Refuse options out of range; return the scale.
+
+    Raises:
+        OptionError: If one is out of range.
+        UnsupportedError: If one is not supported yet.
+    """
+    check_probability(name, dropout_p)
     if scores is not None:
         raise UnsupportedError(
-            f"attention: scores is {scores!r}; no backend changes the scores yet, only None is "
+            f"{name}: scores is {scores!r}; no backend changes the scores yet, only None is "
             "accepted. Try: express it as bias=."
         )
     if config is not None and not isinstance(config, _CONFIGS):
         raise OptionError(
-            f"attention: config is a {type(config).__name__}; it must be one of "
+            f"{name}: config is a {type(config).__name__}; it must be one of "
             "ReferenceConfig, TritonConfig, GluonSm90Config, or None."
         )
     if backward_config is not None and not isinstance(backward_config, _BACKWARD_CONFIGS):
         raise OptionError(
-            f"attention: backward_config is a {type(backward_config).__name__}; it must be one of "
+            f"{name}: backward_config is a {type(backward_config).__name__}; it must be one of "
             "ReferenceConfig, TritonBackwardConfig, GluonSm90BackwardConfig, or None."
         )
     if scale is None:
-        return 1.0 / math.sqrt(q.shape[3]) if q.shape[3] else 1.0
+        return 1.0 / math.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     if isinstance(scale, torch.SymFloat):  # under torch.compile: known when it runs
         return scale  # pyright: ignore[reportReturnType]
     is_number = isinstance(scale, (int, float)) and not isinstance(scale, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_number or not abs(scale) <= _LARGEST:
         raise OptionError(
-            f"attention: scale is {scale!r}; it must be a finite Python number. Try: "
+            f"{name}: scale is {scale!r}; it must be a finite Python number. Try: "
             "scale=None for 1 / sqrt(D), or scale.item()."
         )
     return float(scale)

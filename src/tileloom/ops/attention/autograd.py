@@ -99,7 +99,7 @@ def _forward(
         out.zero_()
         lse.fill_(float("-inf"))
         return out, lse
-    bind = _binder(choice.config)
+    bind = binder(choice.config)
     with _op.device_guard(q):
         launch = bind(problem, choice.config, q, k, v, mask, bias, key_lengths, state, out, lse)
         launch(q, k, v, mask, bias, key_lengths, state, out, lse)
@@ -110,7 +110,7 @@ def _forward(
     return out, lse
 
 
-def _binder(config: AttentionConfig) -> Callable[..., Callable[..., None]]:
+def binder(config: AttentionConfig) -> Callable[..., Callable[..., None]]:
     """Import the kernel of a backend, which loads Triton, only when it runs."""
     if isinstance(config, GluonSm90Config):
         from tileloom.ops.attention.launch_gluon_sm90_fwd import bind_attention_fwd

@@ -49,7 +49,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty((batch, heads, length, width))
 
 
-def _empty_gradients(
+def empty_gradients(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -109,7 +109,7 @@ def _backward(
     choice = choose_backward(problem, target, decode_backward(config))
     slower_than = outpaced_by(choice, problem, target)
     _op.announce(choice, slower_than=slower_than)
-    gradients = _empty_gradients(q, k, v, bias, *needs)
+    gradients = empty_gradients(q, k, v, bias, *needs)
     if problem.is_empty:
         for gradient in gradients:
             gradient.zero_()
@@ -118,7 +118,7 @@ def _backward(
     written = [g if is_wanted else None for g, is_wanted in zip(gradients, is_written)]
     read = plans.readable(dout, out, lse)
     tensors = (read[0], dlse, q, k, v, read[1], read[2], *given[7:], state, *written)
-    bind = _binder(choice.config)
+    bind = binder(choice.config)
     with _op.device_guard(q):
         launch = bind(problem, choice.config, *tensors)
         launch(*tensors)
@@ -132,7 +132,7 @@ def _backward(
     return gradients
 
 
-def _binder(config: AttentionBackwardConfig) -> Callable[..., Callable[..., None]]:
+def binder(config: AttentionBackwardConfig) -> Callable[..., Callable[..., None]]:
     """Import the kernels of a backend, which loads Triton, only when they run."""
     if isinstance(config, GluonSm90BackwardConfig):
         from tileloom.ops.attention.launch_gluon_sm90_bwd import bind_attention_bwd
@@ -183,7 +183,7 @@ def _fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: tor
           v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
           bias: torch.Tensor | None, *rest: Any) -> Gradients:  # fmt: skip
     del dout, dlse, out, lse, mask
-    return _empty_gradients(q, k, v, bias, *rest[9:12])
+    return empty_gradients(q, k, v, bias, *rest[9:12])
 
 
 attention_bwd = _op.register(_SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT)

@@ -217,6 +217,8 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
         why.append("a bias is given")
     if problem.dropout_p:
         why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
+    if problem.packed:
+        why.append("sequences are packed")
     return why
 
 
@@ -241,6 +243,8 @@ def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> 
     limit = _MAX_INT32 - blocks
     if problem.len_q + problem.len_k > limit:
         why.append(f"Lq + Lk is {problem.len_q + problem.len_k}, more than {limit}")
+    if problem.packed:
+        why.append("sequences are packed")
     return why
 
 
@@ -375,10 +379,10 @@ def choose(
         reasons = config.reasons_against(problem, target)
         if reasons:
             raise ConfigError(
-                f"attention: config={config} cannot run this problem: {'; '.join(reasons)}. "
+                f"{problem.name}: config={config} cannot run this problem: {'; '.join(reasons)}. "
                 "Try: config=None, which chooses a backend that can."
             )
-        return Choice("attention", config.backend, config, "explicit", {}, problem)
+        return Choice(problem.name, config.backend, config, "explicit", {}, problem)
     candidates: tuple[AttentionConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
         candidates = (gluon_rule(problem), triton_rule(problem, target), ReferenceConfig())
@@ -386,6 +390,8 @@ def choose(
     for candidate in candidates:
         reasons = candidate.reasons_against(problem, target)
         if not reasons:
-            return Choice("attention", candidate.backend, candidate, "rule", refused, problem)
+            return Choice(problem.name, candidate.backend, candidate, "rule", refused, problem)
         refused[candidate.backend] = reasons
-    raise UnsupportedError(f"attention: no backend takes this problem.\n{bullet_list(refused)}")
+    raise UnsupportedError(
+        f"{problem.name}: no backend takes this problem.\n{bullet_list(refused)}"
+    )

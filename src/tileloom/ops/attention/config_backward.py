@@ -186,11 +186,11 @@ def choose_backward(
         reasons = config.reasons_against(problem, target)
         if reasons:
             raise ConfigError(
-                f"attention: backward_config={config} cannot run this problem: "
+                f"{problem.name}: backward_config={config} cannot run this problem: "
                 f"{'; '.join(reasons)}. Try: backward_config=None, which chooses a backend that "
                 "can."
             )
-        return Choice("attention_bwd", config.backend, config, "explicit", {}, problem)
+        return Choice(f"{problem.name}_bwd", config.backend, config, "explicit", {}, problem)
     candidates: tuple[AttentionBackwardConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
         portable = triton_backward_rule(problem, target)
@@ -199,8 +199,10 @@ def choose_backward(
     for candidate in candidates:
         reasons = candidate.reasons_against(problem, target)
         if not reasons:
-            return Choice("attention_bwd", candidate.backend, candidate, "rule", refused, problem)
+            return Choice(
+                f"{problem.name}_bwd", candidate.backend, candidate, "rule", refused, problem
+            )
         refused[candidate.backend] = reasons
     raise UnsupportedError(
-        f"attention: no backend takes this problem's backward.\n{bullet_list(refused)}"
+        f"{problem.name}: no backend takes this problem's backward.\n{bullet_list(refused)}"
     )

@@ -23,11 +23,28 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Rows of packed sequences, all together: `[1, heads_q, total_q, head_dim]` and so on."""
+
+    total_q: int
+    total_k: int
+
+    def blocks_q(self, batch: int, block: int) -> int:
+        """Bound the number of query blocks of all sequences of a head; see `pieces_packed.py`."""
+        return self.total_q // block + batch
+
+    def blocks_k(self, batch: int, block: int) -> int:
+        """Bound the number of key blocks."""
+        return self.total_k // block + batch
+
+
+@dataclass(frozen=True)
 class AttentionProblem:
     """Sizes, types and options of one call.
 
     Shape legend: q `[batch, heads_q, len_q, head_dim]`, k `[batch, heads_kv, len_k, head_dim]`,
-    v `[batch, heads_kv, len_k, head_dim_v]`.
+    v `[batch, heads_kv, len_k, head_dim_v]`. Of packed sequences (`packed`) these are the sizes of
+    the padded batch: batch is the number of sequences, len_q and len_k bound their lengths.
     """
 
     batch: int
@@ -47,6 +64,7 @@ class AttentionProblem:
     has_mask: bool = False
     has_bias: bool = False
     dropout_p: float = 0.0
+    packed: Packed | None = None
 
     @staticmethod
     def of(
@@ -59,10 +77,16 @@ class AttentionProblem:
         band: Band,
         scale: float,
         dropout_p: float = 0.0,
+        padded: tuple[int, int, int] | None = None,
     ) -> AttentionProblem:
-        """Describe a call on real tensors."""
+        """Describe a call on real tensors.
+
+        With `padded`, the sizes `(S, max_q, max_k)` of the padded batch, they are packed sequences
+        `[1, H, T, D]`.
+        """
+        batch, len_q, len_k = padded or (q.shape[0], q.shape[2], k.shape[2])
         return AttentionProblem(
-            *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3], v.shape[3]),
+            *(batch, q.shape[1], k.shape[1], len_q, len_k, q.shape[3], v.shape[3]),
             dtype=q.dtype,
             scale=scale,
             q=Layout.of(q),
@@ -73,9 +97,17 @@ class AttentionProblem:
             has_mask=mask is not None,
             has_bias=bias is not None,
             dropout_p=dropout_p,
+            packed=None if padded is None else Packed(q.shape[2], k.shape[2]),
         )
+
+    @property
+    def name(self) -> str:
+        """What the function is called that takes such a problem."""
+        return "attention" if self.packed is None else "attention_varlen"
 
     @property
     def is_empty(self) -> bool:
         """Whether the output has no element, or no key is there to be seen."""
-        return 0 in (self.batch, self.heads_q, self.len_q, self.len_k)
+        sizes = (self.batch, self.heads_q, self.len_q, self.len_k)
+        rows = () if self.packed is None else (self.packed.total_q, self.packed.total_k)
+        return 0 in (*sizes, *rows)
