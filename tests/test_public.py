@@ -62,7 +62,13 @@ GOLDEN = {
         "use_bundle",
     ],
     "tileloom.ops": ["Choice", "attention", "record_choices", "rowwise"],
-    "tileloom.ops.attention": ["attention", "attention_reference", "masks"],
+    "tileloom.ops.attention": [
+        "attention",
+        "attention_reference",
+        "attention_varlen",
+        "attention_varlen_reference",
+        "masks",
+    ],
     "tileloom.bench": [
         "AttentionCase",
         "Bar",

@@ -17,6 +17,9 @@ import torch
 from tileloom.errors import OptionError
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
 
+Philox = tuple[int | torch.Tensor, int | torch.Tensor]
+"""Seed and offset."""
+
 
 def attention_reference(
     q: torch.Tensor,
@@ -28,7 +31,7 @@ def attention_reference(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    philox: tuple[int | torch.Tensor, int | torch.Tensor] | None = None,
+    philox: Philox | torch.Tensor | None = None,
     return_lse: bool = False,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -43,8 +46,8 @@ def attention_reference(
         is_causal: Means `mask & masks.causal("top_left")`.
         scale: Multiplier of the scores; default `1 / sqrt(D)`.
         dropout_p: Probability that a score is dropped, below 1.
-        philox: Seed and offset of `dropout_uniforms`, which decide on each score; needed where
-            `dropout_p` is not 0.
+        philox: Seed and offset of `dropout_uniforms`, which decide on each score, or the uniforms
+            themselves; needed where `dropout_p` is not 0.
         return_lse: Whether to return the log-sum-exp as well.
         compute_dtype: Precision of every step; default: that of the inputs, at least float32.
             `torch.float64` gives the reference of the accuracy tests, `q.dtype` their baseline.
@@ -85,7 +88,7 @@ def attention_reference_backward(
     is_causal: bool = False,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    philox: tuple[int | torch.Tensor, int | torch.Tensor] | None = None,
+    philox: Philox | torch.Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Compute the gradients of `attention_reference` by their formulas, without autograd.
@@ -212,7 +215,7 @@ _LOW_62 = 2**62 - 1
 def _dropped(
     p: torch.Tensor,
     dropout_p: float,
-    philox: tuple[int | torch.Tensor, int | torch.Tensor] | None,
+    philox: Philox | torch.Tensor | None,
 ) -> torch.Tensor:
     """Multiply by Z."""
     if not dropout_p:
@@ -222,8 +225,10 @@ def _dropped(
             f"attention_reference: dropout_p is {dropout_p}, and philox is None; it must be a seed "
             "and an offset. Try: philox=(0, 0)."
         )
-    size = (p.shape[0], p.shape[1], p.shape[2], p.shape[3])
-    uniforms = dropout_uniforms(*philox, size, device=p.device)
+    uniforms = philox
+    if not isinstance(uniforms, torch.Tensor):
+        size = (p.shape[0], p.shape[1], p.shape[2], p.shape[3])
+        uniforms = dropout_uniforms(*uniforms, size, device=p.device)
     kept = uniforms > torch.tensor(dropout_p, dtype=torch.float32, device=p.device)
     return torch.where(kept, p * (1.0 / (1.0 - dropout_p)), 0.0)
 

@@ -15,9 +15,11 @@ from tileloom import masks
 from tileloom.bench.gradients import joined
 from tileloom.ops.attention import attention_varlen_reference
 from tileloom.ops.attention.masks import Mask
+from tileloom.ops.attention.philox import draw
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference_backward
 from tileloom.testing import Case, WeakCaseError, assert_accurate
 
+_SEED = 1234
 Extra = Callable[["VarlenCase", torch.device], Any]
 
 
@@ -33,6 +35,15 @@ class Inputs:
     offsets: tuple[torch.Tensor, torch.Tensor]
     bounds: tuple[int, int]
     options: Mapping[str, Any]
+
+    def exact(self) -> dict[str, Any]:
+        """The reference's options, with the random numbers that `call` draws."""
+        own = dict(self.options)
+        if own.get("dropout_p"):
+            torch.manual_seed(_SEED)
+            device = self.tensors[0].device
+            own["philox"] = draw(self.tensors[0], 0) if device.type == "cpu" else (_SEED, 0)
+        return own
 
     def arguments(self) -> tuple[Any, ...]:
         """The positional arguments."""
@@ -101,10 +112,19 @@ class VarlenCase:
         return a, b
 
 
+def call(inputs: Inputs, **configs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE, as a user gets them."""
+    torch.manual_seed(_SEED)
+    out, lse = tileloom.attention_varlen(
+        *inputs.arguments(), **inputs.options, return_lse=True, **configs
+    )
+    return out, lse
+
+
 def check(inputs: Inputs, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Judge O and LSE by the accuracy rule, hidden rows exactly, shapes and dtypes too."""
     q = inputs.tensors[0]
-    arguments, options = inputs.arguments(), {**inputs.options, "return_lse": True}
+    arguments, options = inputs.arguments(), {**inputs.exact(), "return_lse": True}
     reference, reference_lse = attention_varlen_reference(
         *arguments, **options, compute_dtype=torch.float64
     )
@@ -140,6 +160,7 @@ def gradients(inputs: Inputs, **configs: Any) -> list[torch.Tensor]:
     if options.get("bias") is not None:
         options["bias"] = options["bias"].detach().requires_grad_()
         leaves.append(options["bias"])
+    torch.manual_seed(_SEED)
     out, lse = tileloom.attention_varlen(
         *leaves[:3], *inputs.offsets, *inputs.bounds, **options, return_lse=True, **configs
     )
@@ -156,7 +177,7 @@ def check_gradients(inputs: Inputs, found: list[torch.Tensor]) -> None:
     q = inputs.tensors[0]
     reference, baseline = (
         attention_varlen_reference_backward(
-            *given, *arguments, **inputs.options, compute_dtype=dtype
+            *given, *arguments, **inputs.exact(), compute_dtype=dtype
         )
         for dtype in (torch.float64, q.dtype)
     )
@@ -259,6 +280,15 @@ BIASED = [
     ),
     VarlenCase("bias-of-rows", *_UNEVEN, bias=added("H", "Q")),
 ]  # fmt: skip
+DROPPED = [
+    VarlenCase("dropout", *_UNEVEN, options={"dropout_p": 0.3}),
+    VarlenCase(
+        "dropout-causal", *_UNEVEN, sizes=(4, 2, 64, 64), options={"dropout_p": 0.1}, spare=3,
+        mask=masks.causal("bottom_right"),
+    ),
+    VarlenCase("dropout-bias", *_UNEVEN, options={"dropout_p": 0.3}, bias=added("H", "Q", "K")),
+]  # fmt: skip
 GROUPS: Mapping[str, list[VarlenCase]] = {
     "reported": REPORTED, "plain": PLAIN, "shown": SHOWN, "biased": BIASED,
+    "dropped": DROPPED,
 }  # fmt: skip

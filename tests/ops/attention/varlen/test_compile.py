@@ -26,10 +26,12 @@ def _arguments(layout: str, *, with_extras: bool) -> tuple[Any, ...]:
     )  # fmt: skip
     inputs = case.inputs()
     extras: tuple[Any, ...] = (None, None, None)
+    dropout: tuple[Any, ...] = (0.0, None, None)
     if with_extras:
         lengths = torch.tensor([6, 1, 4])
         extras = (inputs.options["mask"], inputs.options["bias"], lengths)
-    return (*inputs.arguments(), *extras, 3, None, None, 2, 0.25, "", "")
+        dropout = (0.25, torch.tensor(7), torch.tensor(3))
+    return (*inputs.arguments(), *extras, 3, None, None, 2, 0.25, *dropout, "", "")
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "gapped", "last_strided"])

@@ -83,6 +83,8 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: _call(is_causal=1), OptionError, "is_causal is 1; it must be True or False."),
     (lambda: _call(scale=float("nan")), OptionError, "scale is nan; it must be a finite Python"),
     (lambda: _call(dropout_p=1.5), OptionError, "dropout_p is 1.5; it must be"),
+    (lambda: _call(dropout_p=0.5, max_k=torch.tensor(3)), OptionError,
+     "max_q or max_k is a tensor, which is not read, and dropout's random numbers depend on both."),
     (lambda: _call(config="triton"), OptionError, "config is a str; it must be one of"),
     (lambda: _call(config=TritonConfig()), ConfigError, "cannot run this problem: it needs a GPU"),
     (lambda: _call(window_size=(3, 0)), UnknownOptionError,

@@ -6,12 +6,13 @@ import difflib
 
 import torch
 
-from tileloom.errors import GradientError, UnknownOptionError
+from tileloom.errors import GradientError, OptionError, UnknownOptionError
 from tileloom.ops._op import has_tangent
 from tileloom.ops.attention.api import cast, check_options, resolve_mask
 from tileloom.ops.attention.config import AttentionConfig
 from tileloom.ops.attention.config_backward import AttentionBackwardConfig
 from tileloom.ops.attention.masks import Mask
+from tileloom.ops.attention.philox import draw
 from tileloom.ops.attention.varlen.autograd import attention_varlen_fwd
 from tileloom.ops.attention.varlen.checks import (
     bound_of,
@@ -39,6 +40,10 @@ _NO_TANGENT = (
     "attention_varlen: one of q, k, v and bias carries a forward-mode tangent, and there are only "
     "reverse-mode gradients. Try: tileloom.ops.attention.varlen.attention_varlen_reference, which "
     "has both."
+)
+_UNREAD = (
+    "attention_varlen: max_q or max_k is a tensor, which is not read, and dropout's random numbers "
+    "depend on both. Try: numbers, such as those of all rows."
 )
 
 
@@ -87,7 +92,8 @@ def attention_varlen(
             one for all sequences.
         is_causal: Means `mask & masks.causal("top_left")`.
         scale: Multiplier of the scores; default `1 / sqrt(D)`.
-        dropout_p: As in `attention`, with the random numbers of the padded batch.
+        dropout_p: As in `attention`, with the random numbers of the padded batch: the generator
+            advances by `S * Hq * max_q * max_k`.
         return_lse: Whether to return the log-sum-exp of each row as well.
         config: Forces a backend, as in `attention`.
         backward_config: Forces the backend of the gradients, as in `attention`.
@@ -140,8 +146,13 @@ def attention_varlen(
     most_q, most_k = bound_of("max_q", max_q, q.shape[0]), bound_of("max_k", max_k, k.shape[0])
     check_extras(q, (cu_seqlens_q.shape[0] - 1, q.shape[1], most_q, most_k), shown, bias)
     scale = check_options(_NAME, q, scale, dropout_p, None, config, backward_config)
+    if dropout_p and not (isinstance(max_q, int) and isinstance(max_k, int)):
+        raise OptionError(_UNREAD)
     if has_tangent((q, k, v, bias)):
         raise GradientError(_NO_TANGENT)
+    seed, offset = None, None
+    if dropout_p:
+        seed, offset = draw(q, (cu_seqlens_q.shape[0] - 1) * q.shape[1] * most_q * most_k)
     band = shown.band
     out, lse = attention_varlen_fwd(
         q,
@@ -159,6 +170,9 @@ def attention_varlen(
         band.left_bottom,
         band.right_bottom,
         scale,
+        dropout_p,
+        seed,
+        offset,
         "" if config is None else config.encode(),
         "" if backward_config is None else backward_config.encode(),
     )

@@ -13,6 +13,7 @@ from tileloom.ops import _op
 from tileloom.ops.attention.autograd import binder, empty_outputs
 from tileloom.ops.attention.config import choose, decode, outpaced_by
 from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.philox import state_of
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.varlen.backward import gradient, setup_context
 from tileloom.ops.attention.varlen.checks import check_values
@@ -23,6 +24,7 @@ _SCHEMA = (
     "attention_varlen_fwd(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
     "SymInt max_q, SymInt max_k, Tensor? mask, Tensor? bias, Tensor? key_lengths, "
     "SymInt? left_top, SymInt? right_top, SymInt? left_bottom, SymInt? right_bottom, float scale, "
+    "float dropout_p, Tensor? philox_seed, Tensor? philox_offset, "
     "str config, str backward_config) -> (Tensor, Tensor)"
 )
 
@@ -43,16 +45,22 @@ def _forward(
     left_bottom: int | None,
     right_bottom: int | None,
     scale: float,
+    dropout_p: float,
+    philox_seed: torch.Tensor | None,
+    philox_offset: torch.Tensor | None,
     config: str,
     backward_config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del backward_config
     check_values(cu_seqlens_q, cu_seqlens_k, max_q, max_k, q.shape[0], k.shape[0])
+    state = state_of("attention_varlen_fwd", q, dropout_p, philox_seed, philox_offset)
     band = Band(left_top, right_top, left_bottom, right_bottom)
     target = target_of(q)
     padded = (cu_seqlens_q.shape[0] - 1, max_q, max_k)
     one_q, one_k, one_v = (as_batch(t) for t in (q, k, v))
-    problem = AttentionProblem.of(one_q, one_k, one_v, mask, bias, key_lengths, band, scale, padded)
+    problem = AttentionProblem.of(
+        one_q, one_k, one_v, mask, bias, key_lengths, band, scale, dropout_p, padded
+    )
     choice = choose(problem, target, decode(config))
     _op.announce(choice, slower_than=outpaced_by(choice, problem, target))
     out, lse = empty_outputs(one_q, one_v)
@@ -64,13 +72,13 @@ def _forward(
         with torch.autocast(q.device.type, enabled=False):  # it would lower the precision
             results = attention_varlen_reference(
                 q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, mask=shown, bias=bias,
-                scale=scale, return_lse=True,
+                scale=scale, dropout_p=dropout_p, philox=state, return_lse=True,
             )  # fmt: skip
         out[0].transpose(0, 1).copy_(results[0])
         lse[0].copy_(results[1])
     else:
         offsets = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
-        tensors = (one_q, one_k, one_v, mask, bias, key_lengths, out, lse, offsets)
+        tensors = (one_q, one_k, one_v, mask, bias, key_lengths, state, out, lse, offsets)
         with _op.device_guard(q):
             binder(choice.config)(problem, choice.config, *tensors)(*tensors)
     return out[0].transpose(0, 1), lse[0]

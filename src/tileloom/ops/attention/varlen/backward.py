@@ -11,6 +11,7 @@ from tileloom.ops.attention.backward import Gradients, binder, empty_gradients
 from tileloom.ops.attention.config import ReferenceConfig, outpaced_by
 from tileloom.ops.attention.config_backward import choose_backward, decode_backward
 from tileloom.ops.attention.masks import Band, Mask
+from tileloom.ops.attention.philox import state_of
 from tileloom.ops.attention.plan_backward import readable
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.varlen.checks import check_values
@@ -26,8 +27,9 @@ _SCHEMA = (
     "attention_varlen_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_q, SymInt max_k, "
     "Tensor? mask, Tensor? bias, Tensor? key_lengths, SymInt? left_top, SymInt? right_top, "
-    "SymInt? left_bottom, SymInt? right_bottom, float scale, bool needs_q, bool needs_kv, "
-    "bool needs_bias, str config) -> (Tensor, Tensor, Tensor, Tensor)"
+    "SymInt? left_bottom, SymInt? right_bottom, float scale, float dropout_p, "
+    "Tensor? philox_seed, Tensor? philox_offset, bool needs_q, bool needs_kv, bool needs_bias, "
+    "str config) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -62,16 +64,22 @@ def _backward(
     left_bottom: int | None,
     right_bottom: int | None,
     scale: float,
+    dropout_p: float,
+    philox_seed: torch.Tensor | None,
+    philox_offset: torch.Tensor | None,
     needs_q: bool,
     needs_kv: bool,
     needs_bias: bool,
     config: str,
 ) -> Gradients:
     check_values(cu_seqlens_q, cu_seqlens_k, max_q, max_k, q.shape[0], k.shape[0])
+    state = state_of("attention_varlen_bwd", q, dropout_p, philox_seed, philox_offset)
     band = Band(left_top, right_top, left_bottom, right_bottom)
     padded = (cu_seqlens_q.shape[0] - 1, max_q, max_k)
     one_q, one_k, one_v, one_do, one_out = (_as_batch(t) for t in (q, k, v, dout, out))
-    problem = AttentionProblem.of(one_q, one_k, one_v, mask, bias, key_lengths, band, scale, padded)
+    problem = AttentionProblem.of(
+        one_q, one_k, one_v, mask, bias, key_lengths, band, scale, dropout_p, padded
+    )
     target = target_of(q)
     choice = choose_backward(problem, target, decode_backward(config))
     _op.announce(choice, slower_than=outpaced_by(choice, problem, target))
@@ -87,7 +95,7 @@ def _backward(
         with torch.autocast(q.device.type, enabled=False):  # it would lower the precision
             results = attention_varlen_reference_backward(
                 dout, dlse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, mask=shown,
-                bias=bias, scale=scale,
+                bias=bias, scale=scale, dropout_p=dropout_p, philox=state,
             )  # fmt: skip
         for own, result in zip(written[:3], results[:3]):
             if own is not None:
@@ -99,7 +107,7 @@ def _backward(
         one_dlse = None if dlse is None else dlse[None]
         offsets = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
         tensors = (read[0], one_dlse, one_q, one_k, one_v, *read[1:], mask, bias, key_lengths,
-                   *written, offsets)  # fmt: skip
+                   state, *written, offsets)  # fmt: skip
         with _op.device_guard(q):
             binder(choice.config)(problem, choice.config, *tensors)(*tensors)
     return _as_given(gradients, needs_q, needs_kv)
@@ -123,8 +131,8 @@ def setup_context(
 ) -> None:
     """Keep what `gradient` needs: the forward's tensors, and both of its results."""
     q, k, v, cu_q, cu_k, max_q, max_k, mask, bias, lengths, *options = inputs
-    *options, config, backward_config = options
-    ctx.save_for_backward(q, k, v, cu_q, cu_k, mask, bias, lengths, *output)
+    *options, seed, offset, config, backward_config = options
+    ctx.save_for_backward(q, k, v, cu_q, cu_k, mask, bias, lengths, seed, offset, *output)
     ctx.bounds, ctx.options = (max_q, max_k), options
     if not backward_config and config == ReferenceConfig().encode():
         backward_config = config
@@ -136,14 +144,14 @@ def gradient(
     ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradient of each input of `attention_varlen_fwd`."""
-    q, k, v, cu_q, cu_k, mask, bias, lengths, out, lse = ctx.saved_tensors
+    q, k, v, cu_q, cu_k, mask, bias, lengths, seed, offset, out, lse = ctx.saved_tensors
     needs_q, needs_k, needs_v = ctx.needs_input_grad[:3]
     needs_bias = ctx.needs_input_grad[8]
     if dout is None:
         dout = torch.zeros_like(out)
     dq, dk, dv, dbias = attention_varlen_bwd(
         dout, dlse, q, k, v, out, lse, cu_q, cu_k, *ctx.bounds, mask, bias, lengths, *ctx.options,
-        needs_q, needs_k or needs_v, needs_bias, ctx.backward_config,
+        seed, offset, needs_q, needs_k or needs_v, needs_bias, ctx.backward_config,
     )  # fmt: skip
     found = {0: dq if needs_q else None, 1: dk if needs_k else None, 2: dv if needs_v else None}
     found[8] = dbias if needs_bias else None

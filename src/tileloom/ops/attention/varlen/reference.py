@@ -6,12 +6,17 @@ those of the padded batch `[S, Hq, max_q, max_k]`, of which each sequence takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from tileloom.ops.attention.masks import Band, Mask, dense
-from tileloom.ops.attention.reference import attention_reference, attention_reference_backward
+from tileloom.ops.attention.reference import (
+    Philox,
+    attention_reference,
+    attention_reference_backward,
+    dropout_uniforms,
+)
 
 
 def attention_varlen_reference(
@@ -27,6 +32,8 @@ def attention_varlen_reference(
     bias: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    philox: Philox | None = None,
     return_lse: bool = False,
     compute_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +52,8 @@ def attention_varlen_reference(
         bias: Added to the scaled scores, broadcastable to `[S, Hq, max_q, max_k]`.
         is_causal: Means `mask & masks.causal("top_left")`.
         scale: Multiplier of the scores; default `1 / sqrt(D)`.
+        dropout_p: Probability that a score is dropped, below 1.
+        philox: Seed and offset, as of a padded batch; needed where `dropout_p` is not 0.
         return_lse: Whether to return the log-sum-exp as well.
         compute_dtype: As in `attention_reference`.
 
@@ -56,12 +65,13 @@ def attention_varlen_reference(
     """
     outs: list[torch.Tensor] = []
     lses: list[torch.Tensor] = []
-    del max_q, max_k
-    for rows, keys, shown, part in _sequences(cu_seqlens_q, cu_seqlens_k, mask, bias):
+    draw = _draws(dropout_p, philox, (q.shape[1], max_q, max_k), q.device)
+    parts = _sequences(cu_seqlens_q, cu_seqlens_k, mask, bias)
+    for s, (rows, keys, shown, part) in enumerate(parts):
         out, lse = attention_reference(
             *(_alone(t, place) for t, place in ((q, rows), (k, keys), (v, keys))),
-            mask=shown, bias=part, is_causal=is_causal, scale=scale, return_lse=True,
-            compute_dtype=compute_dtype,
+            mask=shown, bias=part, is_causal=is_causal, scale=scale, dropout_p=dropout_p,
+            philox=draw(s, rows, keys), return_lse=True, compute_dtype=compute_dtype,
         )  # fmt: skip
         outs.append(out[0].transpose(0, 1))
         lses.append(lse[0])
@@ -88,6 +98,8 @@ def attention_varlen_reference_backward(
     bias: torch.Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    dropout_p: float = 0.0,
+    philox: Philox | None = None,
     compute_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Compute the gradients of `attention_varlen_reference` by their formulas, without autograd.
@@ -106,6 +118,8 @@ def attention_varlen_reference_backward(
         bias: See `cu_seqlens_q`.
         is_causal: See `cu_seqlens_q`.
         scale: See `cu_seqlens_q`.
+        dropout_p: See `cu_seqlens_q`.
+        philox: See `cu_seqlens_q`.
         compute_dtype: Precision of every step; default: that of the inputs, at least float32.
 
     Returns:
@@ -114,17 +128,18 @@ def attention_varlen_reference_backward(
 
     Memory: that of `attention_reference_backward` for the longest sequence, and a copy of the bias.
     """
-    del max_q, max_k
+    draw = _draws(dropout_p, philox, (q.shape[1], max_q, max_k), q.device)
     dtype = compute_dtype or torch.promote_types(q.dtype, torch.float32)
     dq, dk, dv = (torch.zeros_like(t, dtype=dtype) for t in (q, k, v))
     dbias = None if bias is None else torch.zeros_like(bias, dtype=dtype)
     parts = _sequences(cu_seqlens_q, cu_seqlens_k, mask, bias)
     sums = _sequences(cu_seqlens_q, cu_seqlens_k, None, dbias)
-    for (rows, keys, shown, part), (_, _, _, total) in zip(parts, sums):
+    for s, ((rows, keys, shown, part), (_, _, _, total)) in enumerate(zip(parts, sums)):
         grads = attention_reference_backward(
             _alone(dout, rows), None if dlse is None else dlse[None, :, rows],
             *(_alone(t, place) for t, place in ((q, rows), (k, keys), (v, keys))),
-            mask=shown, bias=part, is_causal=is_causal, scale=scale, compute_dtype=dtype,
+            mask=shown, bias=part, is_causal=is_causal, scale=scale, dropout_p=dropout_p,
+            philox=draw(s, rows, keys), compute_dtype=dtype,
         )  # fmt: skip
         for whole, place, grad in zip((dq, dk, dv), (rows, keys, keys), grads[:3]):
             whole[place] = grad[0].transpose(0, 1)
@@ -134,6 +149,22 @@ def attention_varlen_reference_backward(
         dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
         dbias = None if bias is None or dbias is None else dbias.to(bias.dtype)
     return dq, dk, dv, dbias
+
+
+def _draws(
+    dropout_p: float, philox: Philox | None, full: tuple[int, int, int], device: torch.device
+) -> Callable[[int, slice, slice], torch.Tensor | None]:
+    """Give the uniforms of one sequence: its corner of those of the padded batch."""
+
+    def draw(sequence: int, rows: slice, keys: slice) -> torch.Tensor | None:
+        if not dropout_p or philox is None:
+            return None
+        seed, offset = philox
+        offset = offset + sequence * full[0] * full[1] * full[2]
+        uniforms = dropout_uniforms(seed, offset, (1, *full), device=device)
+        return uniforms[:, :, : rows.stop - rows.start, : keys.stop - keys.start]
+
+    return draw
 
 
 def _alone(tensor: torch.Tensor, place: slice) -> torch.Tensor:
