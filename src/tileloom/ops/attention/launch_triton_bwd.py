@@ -73,7 +73,7 @@ def launch_attention_bwd(
         dq: `[B, Hq, Lq, D]`, unit stride in the last dimension, or None.
         dk: `[B, Hkv, Lk, D]`, unit stride in the last dimension, or None.
         dv: `[B, Hkv, Lk, Dv]`, unit stride in the last dimension, or None.
-        dbias: Of bias's shape, contiguous, or None.
+        dbias: Of bias's shape, contiguous but for the stride of its rows, or None.
 
     Memory: `[B, Hq, Lq]` float32, twice with a bias or in float32; for the gradient of a bias that
         broadcasts up to 512 blocks of `dq.block_m * dq.block_n` float32.
@@ -168,8 +168,9 @@ def _whole_bias(problem: AttentionProblem, dbias: torch.Tensor | None) -> dict[s
     if problem.has_key_lengths or not problem.band.is_unbounded:
         dbias.zero_()  # no program comes to blocks that are hidden
     vector = 16 // dbias.element_size()
-    vector = 1 if problem.len_k % vector else vector
-    own = {"dbias": dbias, "dbias_l": problem.len_k // vector}
+    row = dbias.stride(-2) if dbias.dim() > 1 else problem.len_k
+    vector = 1 if row % vector else vector
+    own = {"dbias": dbias, "dbias_l": row // vector}
     return own | {"DBIAS_VECTOR": vector, "BIAS_GRAD": True}
 
 
