@@ -77,6 +77,13 @@ class SdpaCase:
         return drawn.to(self.dtype).to(device)
 
 
+def seeded(case: SdpaCase, results: Any) -> dict[str, Any]:
+    """The options of a case, and where its random numbers came from."""
+    if not case.options.get("dropout_p"):
+        return case.options
+    return case.options | {"seed": int(results[2]), "offset": int(results[3])}
+
+
 def arguments(tensors: tuple[torch.Tensor, ...], **options: Any) -> tuple[list[Any], dict]:
     """The forward's positional and keyword arguments, of the tensors and of options by name."""
     bias = tensors[3] if len(tensors) > 3 else None
@@ -127,5 +134,8 @@ DENSE = [
     SdpaCase("bias-expanded", (2, 40, 33, 2, 16, 16), BF16, bias="expanded"),
     SdpaCase("bias-sliced", (2, 40, 33, 2, 16, 16), bias="sliced"),
     SdpaCase("bias-hides", (2, 40, 33, 2, 16, 16), bias="hides"),
+    SdpaCase("dropout", (2, 40, 33, 2, 16, 16), options={"dropout_p": 0.3}),
+    SdpaCase("dropout-causal", (2, 40, 33, 2, 16, 16), BF16, options=CAUSAL | {"dropout_p": 0.5}),
+    SdpaCase("dropout-bias", (2, 40, 33, 2, 16, 16), FP32, bias="full", options={"dropout_p": 0.1}),
     SdpaCase("bias-causal", (2, 40, 48, 2, 16, 16), FP32, bias="full", options=CAUSAL),
 ]

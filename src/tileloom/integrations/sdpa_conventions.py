@@ -103,6 +103,13 @@ class Call:
             return True
         return self.custom_mask_type == 2 or self.window > 0
 
+    @property
+    def scores(self) -> int:
+        """How many scores dropout decides on, those past a sequence's end included."""
+        batch, heads, rows = self.sizes()
+        columns = (self.max_seqlen_k or 0) if self.is_packed else self.key.shape[1]
+        return batch * heads * rows * columns
+
     def options(self) -> tuple[Any, ...]:
         """Return everything but the tensors of the dense call, by value."""
         return (

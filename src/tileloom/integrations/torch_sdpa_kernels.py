@@ -27,6 +27,7 @@ from tileloom.ops.attention import autograd as attention_forward
 from tileloom.ops.attention import backward as attention_backward
 from tileloom.ops.attention.config import choose, outpaced_by
 from tileloom.ops.attention.config_backward import choose_backward
+from tileloom.ops.attention.philox import PhiloxState, draw, is_on_host, state_of
 from tileloom.ops.attention.plan import LIMIT
 from tileloom.ops.attention.plan_backward import key_of, readable
 from tileloom.ops.attention.problem import AttentionProblem
@@ -71,42 +72,55 @@ def forward(
         query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
         custom_mask_type, scale, window_size, seqlen_k,
     )  # fmt: skip
-    plan = _plan(call, "forward", (bias,), lambda: _forward_plan(call))
+    is_captured = _is_capturing(query)
+    plan = _plan(call, "forward", (bias,), lambda: _forward_plan(call, is_captured), is_captured)
     if call.window and torch.is_grad_enabled() and query.requires_grad:
         warnings.warn(_WINDOW_IS_LOST, stacklevel=2)
     plan.announce()
-    batch, heads, rows = call.sizes()
-    out = query.new_empty((*query.shape[:3], value.shape[3]))
-    lse = query.new_empty((batch, heads, rows), dtype=torch.float32)
+    device = query.device if is_captured else "cpu"
+    state = draw(query, call.scores) if dropout_p else (_scalar(device), _scalar(device))
+    out, lse = _outputs(call)
     if plan.launch is None:
         out.zero_()
         lse.fill_(-torch.inf)
     else:
         with _op.device_guard(query):
-            q, k, v, o = (heads_first(t) for t in (query, key, value, out))
-            plan.launch(q, k, v, None, bias, None, o, lse)
+            plan.launch(*_forward_tensors(call, state if dropout_p else None, out, lse))
     if compute_log_sumexp:
         lse = padded_lse(lse, may_see_nothing=call.may_see_nothing)
     else:
-        lse = lse.new_empty((batch, heads, 0))
-    device = query.device if _is_capturing(query) else "cpu"
-    seed, offset = (torch.empty((), dtype=torch.int64, device=device) for _ in range(2))
-    return out, lse, seed, offset, query.shape[1], key.shape[1]
+        lse = lse.new_empty((*lse.shape[:2], 0))
+    return out, lse, *state, query.shape[1], key.shape[1]
 
 
-def _forward_plan(call: Call) -> _Plan:
+def _outputs(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the output, `[B, M, H, Kv]`, and tileloom's log-sum-exp."""
+    out = call.query.new_empty((*call.query.shape[:3], call.value.shape[3]))
+    return out, call.query.new_empty(call.sizes(), dtype=torch.float32)
+
+
+def _forward_tensors(
+    call: Call, state: PhiloxState | None, out: torch.Tensor, lse: torch.Tensor
+) -> tuple[Any, ...]:
+    """Return what a forward's launch takes."""
+    q, k, v, o = (heads_first(t) for t in (call.query, call.key, call.value, out))
+    return q, k, v, None, call.bias, None, state, o, lse
+
+
+def _forward_plan(call: Call, is_captured: bool) -> _Plan:
     _check(call)
-    q, k, v = (heads_first(t) for t in (call.query, call.key, call.value))
-    problem, target = _problem(call), target_of(q)
+    problem, target = _problem(call), target_of(call.query)
     choice = choose(problem, target)
     _check_choice(choice)
     launch = None
     if not problem.is_empty:
-        out = heads_first(q.new_empty((*call.query.shape[:3], v.shape[3])))
-        lse = q.new_empty(call.sizes(), dtype=torch.float32)
         bind = attention_forward.binder(choice.config)
-        with _op.device_guard(q):
-            launch = bind(problem, choice.config, q, k, v, None, call.bias, None, out, lse)
+        state = None
+        if call.dropout_p:  # an example, as the tensors are
+            device = call.query.device if is_captured else "cpu"
+            state = (_scalar(device), _scalar(device))
+        with _op.device_guard(call.query):
+            launch = bind(problem, choice.config, *_forward_tensors(call, state, *_outputs(call)))
     return _Plan(choice, outpaced_by(choice, problem, target), launch)
 
 
@@ -177,33 +191,32 @@ def backward(
         query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
         custom_mask_type, scale, window_size,
     )  # fmt: skip
-    asked = (bias_requires_grad, num_splits_key, shared_storage_dqdkdv)
-    gradients: Gradients | None = None
+    state = state_of(_BACKWARD, query, dropout_p, philox_seed, philox_offset)
+    given = (grad_out, out, logsumexp)
+    asked = (bias_requires_grad, shared_storage_dqdkdv)
 
     def make() -> _Plan:
-        nonlocal gradients
         _check(call)
-        _check_backward(call, grad_out, out, logsumexp, *asked)
-        gradients = _allocate(call, *asked)
-        return _backward_plan(call, grad_out, out, logsumexp, gradients)
+        _check_backward(call, *given, num_splits_key, *asked)
+        return _backward_plan(call, given, state, _gradients(call, *asked))
 
-    plan = _plan(call, "backward", (bias, grad_out, out, logsumexp), make, *asked)
+    plan = _plan(call, "backward", (bias, *given), make, *asked, num_splits_key, is_on_host(state))
     plan.announce()
-    gradients = gradients or _allocate(call, *asked)
+    gradients = _gradients(call, *asked)
     if plan.launch is None:
         for gradient in gradients:
             if gradient is not None:
                 gradient.zero_()
         return gradients
     with _op.device_guard(query):
-        plan.launch(*_backward_tensors(call, grad_out, out, logsumexp, gradients))
+        plan.launch(*_backward_tensors(call, given, state, gradients))
     return gradients
 
 
-def _allocate(
-    call: Call, bias_requires_grad: bool, num_splits_key: int | None, shared_storage_dqdkdv: bool
-) -> Gradients:
-    del num_splits_key
+_BACKWARD = "aten::_efficient_attention_backward"
+
+
+def _gradients(call: Call, bias_requires_grad: bool, shared_storage_dqdkdv: bool) -> Gradients:
     return empty_gradients(
         call.query, call.key, call.value, call.bias,
         bias_requires_grad=bias_requires_grad, shared_storage_dqdkdv=shared_storage_dqdkdv,
@@ -212,24 +225,23 @@ def _allocate(
 
 def _backward_tensors(
     call: Call,
-    grad_out: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    state: PhiloxState | None,
     gradients: Gradients,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[Any, ...]:
     """Return what a backward's launch takes."""
+    grad_out, out, logsumexp = given
     q, k, v = (heads_first(t) for t in (call.query, call.key, call.value))
     dq, dk, dv = (heads_first(t) for t in gradients[:3])
     lse = rows_of_lse(logsumexp, call.sizes()[2])
     dout, o, lse = readable(heads_first(grad_out), heads_first(out), lse)
-    return dout, None, q, k, v, o, lse, None, call.bias, None, dq, dk, dv, gradients[3]
+    return dout, None, q, k, v, o, lse, None, call.bias, None, state, dq, dk, dv, gradients[3]
 
 
 def _backward_plan(
     call: Call,
-    grad_out: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
+    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    state: PhiloxState | None,
     gradients: Gradients,
 ) -> _Plan:
     problem, target = _problem(call), target_of(call.query)
@@ -238,7 +250,7 @@ def _backward_plan(
     launch = None
     if not problem.is_empty:
         bind = attention_backward.binder(choice.config)
-        tensors = _backward_tensors(call, grad_out, out, logsumexp, gradients)
+        tensors = _backward_tensors(call, given, state, gradients)
         with _op.device_guard(call.query):
             launch = bind(problem, choice.config, *tensors)
     return _Plan(choice, outpaced_by(choice, problem, target), launch)
@@ -304,8 +316,6 @@ def _check(call: Call) -> None:
     fault = malformed(call)
     if fault is not None:
         raise Refused(fault)
-    if call.dropout_p:
-        raise Refused("dropout is not wired yet")
     if call.is_packed:
         raise Refused("packed sequences are not wired yet")
     if call.seqlen_k is not None:
@@ -317,8 +327,8 @@ def _check_backward(
     grad_out: torch.Tensor,
     out: torch.Tensor,
     logsumexp: torch.Tensor,
-    bias_requires_grad: bool,
     num_splits_key: int | None,
+    bias_requires_grad: bool,
     shared_storage_dqdkdv: bool,
 ) -> None:
     batch, rows, heads, _ = call.query.shape
@@ -347,7 +357,13 @@ def _check_choice(choice: Choice) -> None:
 
 def _problem(call: Call) -> AttentionProblem:
     q, k, v = (heads_first(t) for t in (call.query, call.key, call.value))
-    return AttentionProblem.of(q, k, v, None, call.bias, None, call.band, call.multiplier)
+    return AttentionProblem.of(
+        q, k, v, None, call.bias, None, call.band, call.multiplier, call.dropout_p
+    )
+
+
+def _scalar(device: torch.device | str) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:
