@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,48 @@ def test_the_backward_is_judged_by_every_gradient():
     ]
     cell = run_rowwise_cell(case, columns, _session(timer))
     assert [e.status for e in cell.entries] == ["ok", "wrong"]
+
+
+def test_quack_takes_part_where_it_has_the_operator_and_says_why_not(monkeypatch):
+    """With a package of its names: what is called, with what, and both gradients of layer norm."""
+    F = torch.nn.functional
+
+    def layernorm_fwd(x, weight, bias, eps, return_rstd=False, return_mean=False):
+        assert weight.dtype == bias.dtype == torch.float32
+        out, mean, rstd = torch.native_layer_norm(x.float(), weight.shape, weight, bias, eps)
+        return (out, rstd.flatten(), mean.flatten()) if return_rstd else out
+
+    def layernorm_bwd(x, weight, dout, rstd, mean):
+        xhat = (x - mean[:, None]) * rstd[:, None]
+        a = dout * weight
+        across = a.mean(1, keepdim=True) + xhat * (a * xhat).mean(1, keepdim=True)
+        return (a - across) * rstd[:, None], (dout * xhat).sum(0), dout.sum(0)
+
+    norms = types.SimpleNamespace(layernorm_fwd=layernorm_fwd, layernorm_bwd=layernorm_bwd)
+    package = types.SimpleNamespace(
+        rmsnorm=lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps),
+        softmax=lambda x: torch.softmax(x, -1),
+        cross_entropy=lambda x, target, reduction: F.cross_entropy(x, target, reduction=reduction),
+    )
+    (column,) = contenders("quack")[:-1]
+    for operator in WORKS:
+        for direction in ("forward", "backward"):
+            case = RowwiseCase("c", operator, 32, 64, direction, "float32")
+            with monkeypatch.context() as patch:
+                patch.setitem(sys.modules, "quack", package)
+                patch.setitem(sys.modules, "quack.rmsnorm", norms)
+                (entry,) = run_rowwise_cell(case, [column], _session(OneMs())).entries
+            if operator == "swiglu":
+                assert entry.status == "refused"
+                assert entry.reason == "QuACK has swiglu only as a part of its GEMMs"
+            else:
+                assert entry.status == "ok", entry.reason
+    monkeypatch.setitem(sys.modules, "quack", None)
+    case = RowwiseCase("c", "softmax", 32, 64, "forward", "float32")
+    (entry,) = run_rowwise_cell(case, [column], _session(OneMs())).entries
+    assert entry.status == "refused"
+    assert entry.reason is not None
+    assert entry.reason.startswith("quack cannot be imported (ModuleNotFoundError: ")
 
 
 def test_a_copy_counts_reads_and_writes():

@@ -2,8 +2,9 @@
 
 Prints microseconds of one launch with 19 arguments, with and without 4 TMA descriptors: raw (a
 loop of cuLaunchKernel in C, arguments packed before), Triton, Inductor's launcher, `torch.add`,
-and tileloom by each tier. Contenders take turns, a batch of launches each; the device is
-synchronised between batches, outside the timed part.
+and tileloom by each tier. Then whole calls of operators without gradients, each beside PyTorch's
+own; and with `--bundle` the first launch from a bundle in a new process. Contenders take turns, a
+batch of launches each; the device is synchronised between batches, outside the timed part.
 """
 
 from __future__ import annotations
@@ -231,28 +232,86 @@ def measure(found: dict[str, Contender]) -> dict[str, dict[str, float]]:
     return result
 
 
+def calls() -> dict[str, dict[str, Contender]]:
+    """Prepare calls of operators without gradients, small enough that the host is what they cost.
+
+    Returns:
+        For each call PyTorch's own, first, and ours.
+    """
+    import tileloom
+
+    F = torch.nn.functional
+    device = torch.cuda.current_device()
+    q, k, v = torch.randn(3, 1, 8, 128, 64, device=device, dtype=torch.bfloat16)
+    x = torch.randn(16, 4096, device=device, dtype=torch.bfloat16)
+    scope = {
+        "q": q, "k": k, "v": v, "x": x, "w": x[0].clone(), "t": tileloom,
+        "sdpa": F.scaled_dot_product_attention, "rms": F.rms_norm,
+    }  # fmt: skip
+    statements = {
+        "attention": ("sdpa(q, k, v)", "t.attention(q, k, v)"),
+        "attention, causal": (
+            "sdpa(q, k, v, is_causal=True)", "t.attention(q, k, v, is_causal=True)",
+        ),
+        "rms_norm": ("rms(x, (4096,), w, 1e-6)", "t.rms_norm(x, w, eps=1e-6)"),
+    }  # fmt: skip
+    return {
+        name: {"torch": _python(theirs, **scope), "tileloom": _python(ours, **scope)}
+        for name, (theirs, ours) in statements.items()
+    }
+
+
+def first_launch(bundle: Path, runs: int = 8) -> Any:
+    """Time the first launch from a bundle in new processes, by `scripts/time_bundle.py`.
+
+    Args:
+        bundle: What `tileloom bundle build --from tests.launch.bundle_samples:for_gpu` wrote.
+        runs: Processes.
+
+    Returns:
+        What the script prints: milliseconds, median and worst.
+    """
+    script = Path(__file__).parents[3] / "scripts" / "time_bundle.py"
+    command = [sys.executable, str(script), str(bundle), str(runs)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout)
+
+
+def _show(title: str, rows: dict[str, dict[str, float]]) -> None:
+    """Print contenders, each beside the first."""
+    first, base = next(iter(rows)), next(iter(rows.values()))["median_us"]
+    print(f"\n{title}: microseconds, median (10 % .. 90 %), above {first}, and in its terms")
+    for name, row in rows.items():
+        spread = f"({row['p10_us']:.2f} .. {row['p90_us']:.2f})"
+        median = row["median_us"]
+        print(f"  {name:24s}{median:8.2f}  {spread:20s}{median - base:+8.2f}{median / base:7.2f} x")
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print a table, and write JSON where asked to."""
+    """Measure, print tables, and write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commit", default="", help="what is measured, for the record")
     parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--bundle", type=Path, help="the tests' bundle, to time its first launch")
     options = parser.parse_args(arguments)
-    numbers: dict[str, dict[str, dict[str, float]]] = {}
+    launches: dict[str, dict[str, dict[str, float]]] = {}
     for title, with_descriptors in (("19 arguments", False), ("19 arguments, 4 of them TMA", True)):
-        numbers[title] = found = measure(contenders(with_descriptors))
-        raw = found["raw"]["median_us"]
-        print(f"\n{title}: microseconds a launch, median (10 % .. 90 %), and above raw")
-        for name, row in found.items():
-            spread = f"({row['p10_us']:.2f} .. {row['p90_us']:.2f})"
-            print(
-                f"  {name:24s}{row['median_us']:8.2f}  {spread:20s}{row['median_us'] - raw:+8.2f}"
-            )
+        launches[title] = measure(contenders(with_descriptors))
+        _show(title, launches[title])
+    whole: dict[str, dict[str, dict[str, float]]] = {}
+    with torch.no_grad():
+        for title, pair in calls().items():
+            whole[title] = measure(pair)
+            _show(f"a call of {title}", whole[title])
+    bundle = first_launch(options.bundle) if options.bundle else None
+    print(f"\nfirst launch from a bundle: {json.dumps(bundle)}")
     if options.json:
         record = {
             "card": torch.cuda.get_device_name(), "date": datetime.date.today().isoformat(),
             "commit": options.commit, "python": sys.version.split()[0],
             "torch": torch.__version__, "triton": ".".join(map(str, compat.triton_version())),
-            "batch": BATCH, "rounds": ROUNDS, "cases": numbers,
+            "batch": BATCH, "rounds": ROUNDS, "cases": launches, "calls": whole,
+            "first_launch_from_a_bundle": bundle,
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -21,10 +21,17 @@ Make = Callable[[RowwiseCase], Callable[..., torch.Tensor]]
 
 @dataclass(frozen=True)
 class RowwiseContender:
-    """One column of the table: `make(case)` returns the function of the case's inputs."""
+    """One column of the table.
+
+    Attributes:
+        name: The column's name.
+        make: `make(case)` returns the function of the case's inputs.
+        refuse: Says, without running anything, why it cannot take a case; None if it can.
+    """
 
     name: str
     make: Make
+    refuse: Callable[[RowwiseCase], str | None] = lambda case: None
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class RowwiseEntry:
 
     Attributes:
         name: The contender.
-        status: ``"ok"``, ``"wrong"`` (it breaks the accuracy rule) or ``"failed"`` (it raised).
+        status: ``"ok"``, ``"wrong"`` (it breaks the accuracy rule), ``"refused"`` (it says that it
+            cannot) or ``"failed"`` (it raised).
         reason: Why it is not ok.
         samples_ms: Device time of a call, one a round.
         time_ms: Their summary.
@@ -46,7 +54,7 @@ class RowwiseEntry:
     """
 
     name: str
-    status: Literal["ok", "wrong", "failed"]
+    status: Literal["ok", "wrong", "refused", "failed"]
     reason: str | None = None
     samples_ms: Sequence[float] = ()
     time_ms: Summary | None = None
@@ -186,6 +194,9 @@ def _admit(
     session: RowwiseSession,
 ) -> _Ready | RowwiseEntry:
     """Run a contender once and judge it, before any number."""
+    reason = contender.refuse(case)
+    if reason is not None:
+        return RowwiseEntry(contender.name, "refused", reason)
     try:
         f = contender.make(case)
         wrong = _check(_results(case, f, sets[0]), right, session.judge)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tileloom.bench.rowwise_case import EPS, RowwiseCase, load_rowwise_cases
+from tileloom.bench.rowwise_peers import quack, refuse_quack
 from tileloom.bench.rowwise_run import (
     RowwiseCell,
     RowwiseContender,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
-PEERS = ("eager", "compile")
+PEERS = ("eager", "compile", "quack")
 
 
 def _ours(case: RowwiseCase) -> Callable[..., torch.Tensor]:
@@ -52,7 +53,12 @@ def _compiled(case: RowwiseCase) -> Callable[..., torch.Tensor]:
     return torch.compile(case.work.eager, dynamic=False)
 
 
-_MAKERS = {"eager": lambda case: case.work.eager, "compile": _compiled, "tileloom": _ours}
+_CONTENDERS = {
+    "eager": RowwiseContender("eager", lambda case: case.work.eager),
+    "compile": RowwiseContender("compile", _compiled),
+    "quack": RowwiseContender("quack", quack, refuse_quack),
+    "tileloom": RowwiseContender("tileloom", _ours),
+}
 
 
 def contenders(peers: str | None) -> list[RowwiseContender]:
@@ -70,7 +76,7 @@ def contenders(peers: str | None) -> list[RowwiseContender]:
             raise OptionError(
                 f"bench: --peers names {name!r}; for rowwise it takes {', '.join(PEERS)}, or none."
             )
-    return [RowwiseContender(name, _MAKERS[name]) for name in (*names, "tileloom")]
+    return [_CONTENDERS[name] for name in (*names, "tileloom")]
 
 
 @dataclass
