@@ -10,6 +10,7 @@ from tests.integrations.torch_sdpa_cases import (
     BF16,
     DENSE,
     FP16,
+    PACKED,
     SdpaCase,
     arguments,
     backward_arguments,
@@ -17,7 +18,9 @@ from tests.integrations.torch_sdpa_cases import (
 )
 
 from tileloom.integrations import sdpa_conventions as conventions
-from tileloom.integrations.torch_sdpa_kernels import Refused, backward, forward
+from tileloom.integrations import sdpa_packed
+from tileloom.integrations.sdpa_checks import Refused
+from tileloom.integrations.torch_sdpa_kernels import backward, forward
 from tileloom.ops.attention.masks import Mask
 
 SMALL = SdpaCase("small", (1, 5, 6, 2, 8, 8))
@@ -40,18 +43,18 @@ def run_backward(case, tensors, results, **options):
     return backward(*positional, **rest, **options)
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*DENSE, *PACKED], ids=lambda case: case.id)
 def test_a_forward_follows_the_specification(case):
     tensors = case.tensors()
     results = run_forward(case, tensors)
     spec.check_forward(results, tensors, **seeded(case, results))
     _, _, seed, offset, max_q, max_k = results
-    assert (max_q, max_k) == case.sizes[1:3]
+    assert (max_q, max_k) == tuple(map(max, case.lengths or [[n] for n in case.sizes[1:3]]))
     for state in (seed, offset):
         assert (state.dtype, state.shape, state.device.type) == (torch.int64, (), "cpu")
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [*DENSE, *PACKED], ids=lambda case: case.id)
 def test_a_backward_follows_the_specification(case):
     tensors = case.tensors()
     outputs = run_forward(case, tensors)
@@ -107,6 +110,60 @@ def test_masks_are_those_of_the_specification(mask_type, window, columns, rows):
     want = spec.visible(rows, columns, mask_type, window)
     assert torch.equal(shown, want)
     assert call.may_see_nothing or bool(want.any(1).all())
+
+
+@pytest.mark.parametrize("longest", [4, 32, 33])
+def test_the_log_sum_exp_of_packed_rows_is_laid_out_by_sequences_and_back(longest):
+    starts = torch.tensor([0, 2, 2, 6, 7], dtype=torch.int32)
+    lse = torch.arange(1.0, 1 + 2 * 9).reshape(2, 9)  # two rows past the last sequence
+    lse[1, 3] = -math.inf
+    padded = sdpa_packed.lse_of_sequences(lse, starts, longest)
+    assert padded.shape == (4, 2, -(-longest // 32) * 32)
+    assert padded.is_contiguous()
+    want = torch.full_like(padded, math.inf)
+    for s, (first, end) in enumerate(zip(starts.tolist(), starts.tolist()[1:])):
+        want[s, :, : end - first] = lse[:, first:end].nan_to_num(neginf=0.0)
+    assert torch.equal(padded, want)
+    back = sdpa_packed.lse_of_rows(padded, starts, 9)
+    assert back.is_contiguous()
+    assert torch.equal(back[:, :7], lse[:, :7].nan_to_num(neginf=0.0))
+
+
+def test_packed_rows_may_be_none():
+    starts = torch.tensor([0, 0, 0], dtype=torch.int32)
+    padded = sdpa_packed.lse_of_sequences(torch.empty((3, 0)), starts, 5)
+    assert torch.equal(padded, torch.full((2, 3, 32), math.inf))
+    assert sdpa_packed.lse_of_rows(padded, starts, 0).shape == (3, 0)
+    assert sdpa_packed.lse_of_rows(padded[:0], starts[:1], 4).shape == (3, 4)
+
+
+def test_lengths_of_keys_leave_the_end_of_each_sequence_out():
+    lengths = {"seqlen_k": torch.tensor([7, 2, 0, 13], dtype=torch.int32)}
+    case = PACKED[0]
+    tensors = case.tensors()
+    results = run_forward(case, tensors, **lengths)
+    spec.check_forward(results, tensors, **case.packing(), **lengths)
+
+
+def test_without_a_longest_sequence_of_keys_it_is_all_keys():
+    """Fault M8: PyTorch's kernel returns 0, which its own backward refuses."""
+    case = PACKED[0]
+    tensors = case.tensors()
+    packing = case.packing() | {"max_seqlen_k": None}
+    positional, _ = arguments(tensors, **packing)
+    results = forward(*positional)
+    assert results[4:] == (40, 66)
+    spec.check_forward(results, tensors, **case.packing())
+    positional, _ = backward_arguments(case.upstream(), tensors, results, **packing)
+    spec.check_gradients(backward(*positional), case.upstream(), tensors, **case.packing())
+
+
+def test_packed_gradients_share_one_tensor_if_they_are_asked_to():
+    case = next(case for case in PACKED if case.layout == "packed")
+    tensors = case.tensors()
+    results = run_backward(case, tensors, run_forward(case, tensors), shared_storage_dqdkdv=True)
+    spec.check_gradients(results[:3], case.upstream(), tensors, **case.packing())
+    assert len({gradient.untyped_storage().data_ptr() for gradient in results[:3]}) == 1
 
 
 def test_a_bias_gets_a_gradient_whose_rows_are_padded_to_16():

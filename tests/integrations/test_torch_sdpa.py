@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 from tests.integrations import torch_sdpa_spec as spec
-from tests.integrations.torch_sdpa_cases import DENSE, SdpaCase, arguments, seeded
+from tests.integrations.torch_sdpa_cases import DENSE, PACKED, SdpaCase, arguments, seeded
 
 from tileloom.errors import UnsupportedError
 from tileloom.integrations import torch_sdpa
@@ -22,7 +22,7 @@ FORWARD = torch.ops.aten._efficient_attention_forward
 SMALL = SdpaCase("small", (1, 5, 6, 2, 8, 8))
 MARK = 7.0
 # PyTorch's own formula for the gradient leaves the window out.
-_DIFFERENTIABLE = [case for case in DENSE if "window_size" not in case.options]
+_DIFFERENTIABLE = [case for case in (*DENSE, *PACKED) if "window_size" not in case.options]
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +76,14 @@ def test_outputs_and_gradients_of_the_operator_are_right(case):
     leaves = tuple(t.detach().clone().requires_grad_() for t in case.tensors())
     before = torch_sdpa.calls()
     with hold(), record_choices() as choices:
-        results = call(leaves, **case.options)
+        results = call(leaves, **case.packing(), **case.options)
         grads = torch.autograd.grad(results[0], leaves, case.upstream())
     after = torch_sdpa.calls()
     assert (after.forward, after.backward) == (before.forward + 1, before.backward + 1)
     assert after.refused == before.refused
-    assert "attention" in [choice.op for choice in choices]
+    names = ["attention_varlen", "attention_varlen_bwd"]
+    names = names if case.lengths else ["attention", "attention_bwd"]
+    assert [choice.op for choice in choices] == names
     tensors = tuple(t.detach() for t in leaves)
     options = seeded(case, results)
     spec.check_forward([t.detach() for t in results[:2]], tensors, **options)
@@ -197,7 +199,7 @@ def test_what_is_refused_reaches_the_original_unchanged(originals, caplog):
     assert kwargs["seqlen_k"] is lengths or torch.equal(kwargs["seqlen_k"], lengths)
     after = torch_sdpa.calls()
     assert (after.forward, after.backward) == (before.forward, before.backward)
-    reason = "seqlen_k is given, which PyTorch's backward is never told of"
+    reason = "seqlen_k is given without cu_seqlens_k; PyTorch's kernel ignores it there"
     name = f"_efficient_attention_forward: {reason}"
     assert after.refused[name] == before.refused.get(name, 0) + 1
     assert (

@@ -13,6 +13,7 @@ from tests.integrations.torch_sdpa_cases import (
     DENSE,
     FP16,
     FP32,
+    PACKED,
     SdpaCase,
     arguments,
     backward_arguments,
@@ -110,7 +111,7 @@ LARGE = [
     SdpaCase("dropout", (2, 200, 130, 3, 64, 64), BF16, options={"dropout_p": 0.2}),
     SdpaCase("dropout-odd", (2, 77, 133, 3, 32, 32), FP16, options=CAUSAL | {"dropout_p": 0.5}),
 ]
-CASES = [*DENSE, *LARGE]
+CASES = [*DENSE, *PACKED, *LARGE]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -79,9 +79,10 @@ class SdpaCase:
 
 def seeded(case: SdpaCase, results: Any) -> dict[str, Any]:
     """The options of a case, and where its random numbers came from."""
+    options = case.packing(results[0].device) | case.options
     if not case.options.get("dropout_p"):
-        return case.options
-    return case.options | {"seed": int(results[2]), "offset": int(results[3])}
+        return options
+    return options | {"seed": int(results[2]), "offset": int(results[3])}
 
 
 def arguments(tensors: tuple[torch.Tensor, ...], **options: Any) -> tuple[list[Any], dict]:
@@ -139,3 +140,18 @@ DENSE = [
     SdpaCase("dropout-bias", (2, 40, 33, 2, 16, 16), FP32, bias="full", options={"dropout_p": 0.1}),
     SdpaCase("bias-causal", (2, 40, 48, 2, 16, 16), FP32, bias="full", options=CAUSAL),
 ]
+_LENGTHS = (5, 0, 33, 40), (7, 9, 0, 50)
+_ALIKE = (20, 33, 1), (20, 33, 1)
+PACKED = [
+    SdpaCase("packed", (1, 78, 66, 2, 16, 16), lengths=_LENGTHS),
+    SdpaCase("packed-causal", (1, 54, 54, 2, 32, 32), BF16, lengths=_ALIKE, options=CAUSAL),
+    SdpaCase("packed-bottom", (1, 78, 66, 3, 16, 24), lengths=_LENGTHS, options=BOTTOM),
+    SdpaCase(
+        "packed-window", (1, 78, 66, 2, 16, 16), lengths=_LENGTHS,
+        options=BOTTOM | {"window_size": 6},
+    ),
+    SdpaCase("packed-float32", (1, 54, 54, 2, 16, 16), FP32, lengths=_ALIKE),
+    SdpaCase("packed-qkv", (1, 54, 54, 2, 16, 16), layout="packed", lengths=_ALIKE),
+    SdpaCase("M3", (1, 78, 66, 3, 16, 16), lengths=_LENGTHS, options={"dropout_p": 0.3}),
+    SdpaCase("one-sequence", (1, 40, 30, 2, 16, 16), lengths=((40,), (30,))),
+]  # fmt: skip

@@ -24,13 +24,16 @@ class Sequence:
     keys: slice
 
 
-def sequences(query, key, cu_seqlens_q=None, cu_seqlens_k=None) -> list[Sequence]:
+def sequences(query, key, cu_seqlens_q=None, cu_seqlens_k=None, seqlen_k=None) -> list[Sequence]:
     if cu_seqlens_q is None:
         every = slice(0, query.shape[1]), slice(0, key.shape[1])
         return [Sequence(b, *every) for b in range(query.shape[0])]
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    ends_k = starts_k[1:]
+    if seqlen_k is not None:
+        ends_k = [start + n for start, n in zip(starts_k, seqlen_k.tolist())]
     return [
-        Sequence(0, slice(*starts_q[s : s + 2]), slice(*starts_k[s : s + 2]))
+        Sequence(0, slice(*starts_q[s : s + 2]), slice(starts_k[s], ends_k[s]))
         for s in range(len(starts_q) - 1)
     ]
 
@@ -80,6 +83,7 @@ def forward(
     custom_mask_type: int = 0,
     scale: float | None = None,
     window_size: int | None = None,
+    seqlen_k: torch.Tensor | None = None,
     seed: int = 0,
     offset: int = 0,
     dtype: torch.dtype = torch.float64,
@@ -88,7 +92,7 @@ def forward(
     heads = query.shape[2]
     group = heads // key.shape[2]
     scale = query.shape[3] ** -0.5 if scale is None else scale
-    whole = sequences(query, key, cu_seqlens_q, cu_seqlens_k)
+    whole = sequences(query, key, cu_seqlens_q, cu_seqlens_k, seqlen_k)
     longest_q = query.shape[1] if max_seqlen_q is None else max_seqlen_q
     longest_k = key.shape[1] if max_seqlen_k is None else max_seqlen_k
     rows = -(-longest_q // 32) * 32

@@ -24,13 +24,12 @@ from typing import Any
 import torch
 
 from tileloom.ops.attention.masks import Band
+from tileloom.ops.attention.philox import PhiloxState, draw
 
 LSE_ROWS = 32
 """The log-sum-exp has a multiple of so many rows."""
 BIAS_COLUMNS = 16
 """A row of the gradient of a bias begins a multiple of so many elements after the one before."""
-
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +103,31 @@ class Call:
         return self.custom_mask_type == 2 or self.window > 0
 
     @property
+    def is_captured(self) -> bool:
+        """Whether the call becomes a part of a CUDA graph."""
+        return self.query.is_cuda and torch.cuda.is_current_stream_capturing()
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """M and N, or what bounds the lengths of packed sequences.
+
+        PyTorch's kernel says 0 where `max_seqlen_k` is missing, which its backward then refuses.
+        """
+        if not self.is_packed:
+            return self.query.shape[1], self.key.shape[1]
+        return self.max_seqlen_q or 0, self.max_seqlen_k or self.key.shape[1]
+
+    @property
     def scores(self) -> int:
         """How many scores dropout decides on, those past a sequence's end included."""
-        batch, heads, rows = self.sizes()
-        columns = (self.max_seqlen_k or 0) if self.is_packed else self.key.shape[1]
+        rows, columns = self.longest
+        batch, heads, _ = self.sizes()
         return batch * heads * rows * columns
+
+    def bounds(self) -> tuple[int | None, int | None, int | None, int | None]:
+        """Return the bounds of the band, as the operators take them."""
+        band = self.band
+        return band.left_top, band.right_top, band.left_bottom, band.right_bottom
 
     def options(self) -> tuple[Any, ...]:
         """Return everything but the tensors of the dense call, by value."""
@@ -119,76 +138,10 @@ class Call:
 
     def sizes(self) -> tuple[int, int, int]:
         """Return B, H and M of the log-sum-exp: of packed sequences S, H and the longest one."""
-        batch, rows, heads, _ = self.query.shape
-        if self.cu_seqlens_q is None:
-            return batch, heads, rows
-        return self.cu_seqlens_q.shape[0] - 1, heads, self.max_seqlen_q or 0
-
-
-def malformed(call: Call) -> str | None:
-    """Say what PyTorch's kernel has to refuse in a call, None if nothing.
-
-    Such a call is not tileloom's to judge: PyTorch's kernel gets it, and raises in its own words.
-    """
-    query, key, value = call.query, call.key, call.value
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() != 4:
-            return f"{name} has {tensor.dim()} dimensions, not 4"
-        if tensor.dtype != query.dtype or tensor.dtype not in _DTYPES:
-            return f"{name} has dtype {tensor.dtype}, query {query.dtype}"
-        if tensor.device != query.device or tensor.layout is not torch.strided:
-            return f"{name} is not a dense tensor on query's device"
-    if not query.shape[0] == key.shape[0] == value.shape[0]:
-        return "query, key and value differ in their batch"
-    if key.shape[1] != value.shape[1]:
-        return "key and value differ in their lengths"
-    heads = key.shape[2]
-    if heads != value.shape[2] or (query.shape[2] % heads if heads else query.shape[2]):
-        return "the heads of query, key and value do not fit each other"
-    if query.shape[3] != key.shape[3]:
-        return "query and key differ in their head dim"
-    return _malformed_options(call)
-
-
-def _malformed_options(call: Call) -> str | None:
-    if call.custom_mask_type not in (0, 1, 2):
-        return f"custom_mask_type is {call.custom_mask_type}, not 0, 1 or 2"
-    if call.window and not call.custom_mask_type:
-        return f"window_size is {call.window} without a causal custom_mask_type"
-    if not 0.0 <= call.dropout_p < 1.0:
-        return f"dropout_p is {call.dropout_p}, not in [0, 1)"
-    if not math.isfinite(call.multiplier):
-        return f"scale is {call.scale}"
-    bias, query = call.bias, call.query
-    if bias is not None:
-        expected = (query.shape[0], query.shape[2], query.shape[1], call.key.shape[1])
-        if tuple(bias.shape) != expected:
-            return f"bias has shape {tuple(bias.shape)}, not {expected}"
-        if bias.dtype != query.dtype or bias.device != query.device:
-            return f"bias has dtype {bias.dtype}, query {query.dtype}, or is on another device"
-    return _malformed_packing(call)
-
-
-def _malformed_packing(call: Call) -> str | None:
-    starts_q, starts_k = call.cu_seqlens_q, call.cu_seqlens_k
-    if starts_q is None and starts_k is None:
-        return None
-    if starts_q is None or starts_k is None:
-        return "only one of cu_seqlens_q and cu_seqlens_k is given"
-    for name, starts in (("cu_seqlens_q", starts_q), ("cu_seqlens_k", starts_k)):
-        if starts.dtype != torch.int32 or starts.dim() != 1 or not starts.is_contiguous():
-            return f"{name} is not a contiguous int32 tensor of one dimension"
-        if starts.device != call.query.device:
-            return f"{name} is not on query's device"
-    if starts_q.shape != starts_k.shape or not starts_q.shape[0]:
-        return "cu_seqlens_q and cu_seqlens_k differ in their sizes, or are empty"
-    if call.query.shape[0] != 1:
-        return f"packed sequences in a batch of {call.query.shape[0]}, not 1"
-    if call.max_seqlen_q is None:
-        return "max_seqlen_q is missing"
-    if call.bias is not None:
-        return "a bias with packed sequences"
-    return None
+        batch, _, heads, _ = self.query.shape
+        if self.cu_seqlens_q is not None:
+            batch = self.cu_seqlens_q.shape[0] - 1
+        return batch, heads, self.longest[0]
 
 
 def heads_first(tensor: torch.Tensor) -> torch.Tensor:
@@ -238,40 +191,66 @@ def rows_of_lse(logsumexp: torch.Tensor, rows: int) -> torch.Tensor:
     return logsumexp[..., :rows].contiguous()
 
 
+def scalar(call: Call) -> torch.Tensor:
+    """Allocate a seed or an offset where PyTorch's kernel has it: on the CPU but for a capture."""
+    device = call.query.device if call.is_captured else "cpu"
+    return torch.zeros((), dtype=torch.int64, device=device)
+
+
+def drawn(call: Call) -> PhiloxState:
+    """Return the seed and the offset of a call, which advances the generator; 0 without dropout."""
+    if call.dropout_p:
+        return draw(call.query, call.scores)
+    return scalar(call), scalar(call)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a backward gets of the forward, and from above.
+
+    Attributes:
+        grad_out: Gradient of the output, `[B, M, H, Kv]`.
+        out: The output, `[B, M, H, Kv]`.
+        logsumexp: The forward's, float32.
+    """
+
+    grad_out: torch.Tensor
+    out: torch.Tensor
+    logsumexp: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How the gradients are wanted; the fields are the schema's."""
+
+    bias_requires_grad: bool
+    num_splits_key: int | None
+    shared_storage_dqdkdv: bool
+
+
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def empty_gradients(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    bias_requires_grad: bool,
-    shared_storage_dqdkdv: bool,
-) -> Gradients:
+def empty_gradients(call: Call, asked: Asked) -> Gradients:
     """Allocate the gradients as PyTorch's backward does.
 
     Args:
-        query: `[B, M, H, K]`.
-        key: `[B, N, H, K]`.
-        value: `[B, N, H, Kv]`.
-        bias: `[B, H, M, N]` or None.
-        bias_requires_grad: Whether bias gets a gradient.
-        shared_storage_dqdkdv: Whether the first three lie in one tensor `[B, M, 3, H, K]`, whose
-            shapes the caller has checked.
+        call: The call; its tensors have the gradients' shapes.
+        asked: Whether bias gets one, and whether the first three lie in one tensor
+            `[B, M, 3, H, K]`, for which their shapes have to be the same.
 
     Returns:
         Gradients of query, key and value, contiguous or parts of one tensor, and of bias: its rows
         padded to a multiple of 16 elements, None if it needs none.
     """
-    if shared_storage_dqdkdv:
+    query, bias = call.query, call.bias
+    if asked.shared_storage_dqdkdv:
         batch, rows, heads, columns = query.shape
         dq, dk, dv = query.new_empty((batch, rows, 3, heads, columns)).unbind(2)
     else:
-        dq, dk, dv = (t.new_empty(t.shape) for t in (query, key, value))
+        dq, dk, dv = (t.new_empty(t.shape) for t in (query, call.key, call.value))
     dbias = None
-    if bias is not None and bias_requires_grad:
+    if bias is not None and asked.bias_requires_grad:
         columns = bias.shape[3]
         dbias = bias.new_empty((*bias.shape[:3], columns + -columns % BIAS_COLUMNS))
         dbias = dbias[..., :columns]

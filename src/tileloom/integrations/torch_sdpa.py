@@ -24,7 +24,8 @@ import torch
 
 from tileloom import log
 from tileloom.errors import UnsupportedError
-from tileloom.integrations.torch_sdpa_kernels import KERNELS, Refused
+from tileloom.integrations.sdpa_checks import Refused
+from tileloom.integrations.torch_sdpa_kernels import KERNELS
 
 _log = log.get_logger("torch_sdpa")
 
