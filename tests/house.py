@@ -26,6 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("device",),
     ("scheduling", "cpasync"),
     ("ops._op",),
+    ("ops._plans",),
     ("ops.attention", "ops.gemm", "ops.rowwise"),
     ("ops.collective",),
     # `import tileloom.ops` registers every operator's schema.

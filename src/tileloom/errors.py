@@ -61,6 +61,10 @@ class ArgumentError(TileloomError, TypeError):
     """A launch has too many arguments, too few, or one of a type that the kernel cannot take."""
 
 
+class SignalTimeoutError(TileloomError, TimeoutError):
+    """A kernel gave up waiting for a chunk of its input; the text names chunk, epoch and flag."""
+
+
 def bullet_list(reasons: Mapping[str, Sequence[str]]) -> str:
     """Format reasons by backend, one line each, for the text of an `UnsupportedError`.
 

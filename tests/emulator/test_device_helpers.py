@@ -21,7 +21,7 @@ from tests.emulator import support
 from tileloom import device, emulator
 from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
-from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys, wait_flag
+from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys, wait_flag, wait_flag_set
 from tileloom.device.order import pin
 from tileloom.emulator import capture
 from tileloom.emulator.ir import walk
@@ -81,6 +81,13 @@ def _waits(x_desc, out_ptr, helper: gl.constexpr):
 
 
 @gluon.jit
+def _waits_for_any(x_desc, out_ptr, helper: gl.constexpr):
+    gl.store(out_ptr, 1.0)
+    word = out_ptr.cast(gl.pointer_type(gl.int32), bitcast=True)
+    gl.store(out_ptr, helper(word, globaltimer() + 1000).to(gl.float32))
+
+
+@gluon.jit
 def _acquires(x_desc, out_ptr, helper: gl.constexpr):
     word = out_ptr.cast(gl.pointer_type(gl.int32), bitcast=True)
     gl.store(out_ptr + 1, helper(word).to(gl.float32))
@@ -98,6 +105,7 @@ def _clocks(x_desc, out_ptr, helper: gl.constexpr):
 
 CALLS = {
     "wait_flag": _waits,
+    "wait_flag_set": _waits_for_any,
     "load_acquire_sys": _acquires,
     "store_release_sys": _releases,
     "globaltimer": _clocks,
@@ -170,6 +178,7 @@ def test_helpers_do_what_they_say():
     _, x, _ = launch(tma_load, _copies)
     assert torch.equal(x[16:], x[:16])
     assert launch(wait_flag, _waits)[2][0] == 1
+    assert launch(wait_flag_set, _waits_for_any)[2][0] == 1
     assert launch(load_acquire_sys, _acquires)[2][1] == 0
     assert launch(store_release_sys, _releases)[2].view(torch.int32)[0] == 7
     assert launch(globaltimer, _clocks)[2][0] == 1

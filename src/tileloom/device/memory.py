@@ -11,19 +11,20 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-_WAIT = gl.constexpr("""
-{
+@gluon.constexpr_function
+def _wait_ptx(test):
+    return f"""
+{{
 .reg .pred p, q;
 .reg .b32 v, r;
 .reg .b64 t;
 mov.b32 r, 1;
 SPIN:
 ld.acquire.sys.global.b32 v, [$1];
-sub.s32 v, v, $2;
-setp.ge.s32 p, v, 0;
+{test}
 @p bra READY;
 mov.u64 t, %globaltimer;
-setp.gt.s64 q, t, $3;
+setp.gt.s64 q, t, $2;
 @q bra LEAVE;
 nanosleep.u32 32;
 bra SPIN;
@@ -32,8 +33,8 @@ mov.b32 r, 0;
 READY:
 fence.proxy.async;
 mov.b32 $0, r;
-}
-""")
+}}
+"""
 
 
 @gluon.jit
@@ -49,8 +50,17 @@ def wait_flag(flag, epoch, deadline):
         1 when it was reached: what its writer wrote before is then visible to ordinary loads and,
         through the proxy fence, to TMA loads. 0 when the time ran out.
     """
+    text: gl.constexpr = _wait_ptx("sub.s32 v, v, $3; setp.ge.s32 p, v, 0;")
+    args = [flag.to(gl.int64), deadline, epoch]
+    return gl.inline_asm_elementwise(text, "=r,l,l,r", args, gl.int32, False, 1)
+
+
+@gluon.jit
+def wait_flag_set(flag, deadline):
+    """`wait_flag` for a word that is there as soon as it is not 0."""
+    text: gl.constexpr = _wait_ptx("setp.ne.s32 p, v, 0;")
     return gl.inline_asm_elementwise(
-        _WAIT, "=r,l,r,l", [flag.to(gl.int64), epoch, deadline], gl.int32, False, 1
+        text, "=r,l,l", [flag.to(gl.int64), deadline], gl.int32, False, 1
     )
 
 

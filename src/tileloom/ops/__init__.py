@@ -1,6 +1,6 @@
 """The operators. Importing this package registers the schema of each under `torch.ops.tileloom`."""
 
-from tileloom.ops import attention, rowwise
+from tileloom.ops import attention, gemm, rowwise
 from tileloom.ops._op import Choice, record_choices
 
-__all__ = ["Choice", "attention", "record_choices", "rowwise"]
+__all__ = ["Choice", "attention", "gemm", "record_choices", "rowwise"]

@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.compat import aggregate
-from tileloom.device.memory import wait_flag
+from tileloom.device.memory import wait_flag, wait_flag_set
 from tileloom.scheduling import decode, params
 
 TABLE_INTS = gl.constexpr(params.TABLE_INTS)
@@ -158,20 +158,23 @@ class StaticPersistentScheduler:
 class AsyncInputScheduler:
     """The static order over chunks that are still arriving: see `host`'s class.
 
-    `flags` is one uint32 for each chunk; only the partition that loads calls `wait_signal`.
+    `flags` is one uint32 for each chunk, there when it has reached `epoch`, or with ANY when it is
+    not 0. Only the partition that loads calls `wait_signal`.
     """
 
     order: TileOrder
     flags: gl.tensor
     epoch: gl.tensor
     deadline: gl.tensor
+    ANY: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, order, flags, epoch, deadline):
+    def __init__(self, order, flags, epoch, deadline, ANY=False):
         self.order = order
         self.flags = flags
         self.epoch = epoch
         self.deadline = deadline
+        self.ANY = gl.constexpr(ANY)
 
     @gluon.jit
     def initial_work_tile_info(self):
@@ -196,7 +199,10 @@ class AsyncInputScheduler:
         """
         is_there = work.linear * 0 + 1
         if work.chunk != last_seen:
-            is_there = wait_flag(self.flags + work.chunk, self.epoch, self.deadline)
+            if self.ANY:
+                is_there = wait_flag_set(self.flags + work.chunk, self.deadline)
+            else:
+                is_there = wait_flag(self.flags + work.chunk, self.epoch, self.deadline)
         return work.chunk, is_there
 
 

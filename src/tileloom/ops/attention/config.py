@@ -6,15 +6,15 @@ texts alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
+from tileloom.launch.layout import tma_faults
 from tileloom.ops._op import Choice, has_triton
-from tileloom.ops.attention.problem import AttentionProblem, Layout
+from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.target import Target
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -274,21 +274,6 @@ def tma_reasons(problem: AttentionProblem) -> list[str]:
     sizes_k = (problem.batch, problem.heads_kv, problem.len_k, problem.head_dim)
     each = (("q", problem.q, sizes_q), ("k", problem.k, sizes_k), ("v", problem.v, sizes_k))
     return [fault for name, layout, sizes in each for fault in tma_faults(name, layout, sizes)]
-
-
-def tma_faults(name: str, layout: Layout, sizes: Sequence[int]) -> list[str]:
-    """Say why the TMA unit cannot read a half-precision tensor of four dimensions."""
-    why: list[str] = []
-    if not layout.is_aligned:
-        why.append(f"{name} does not start at a multiple of 16 bytes")
-    if layout.strides[3] != 1 and sizes[3] > 1:
-        why.append(f"{name}'s last dimension has stride {layout.strides[3]}, not 1")
-    bad = [s for s, n in zip(layout.strides[:3], sizes) if n > 1 and s % 8]
-    if bad:
-        why.append(f"{name} has a stride of {bad[0]} elements, not a multiple of 16 bytes")
-    if any(s * 2 >= 2**40 for s in layout.strides):
-        why.append(f"{name} has a stride of 2^40 bytes or more")
-    return why
 
 
 def decode(text: str) -> AttentionConfig | None:

@@ -12,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.launcher import prepared
-from tileloom.ops.attention.config import tma_faults
+from tileloom.launch.layout import tma_faults
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
 from tileloom.ops.attention.kernel_gluon_sm90_bwd import attention_bwd_kernel
 from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel

@@ -6,20 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tileloom.launch.layout import Layout
 from tileloom.ops.attention.masks import Band
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How one tensor lies in memory: strides in elements, and a 16-byte aligned base or not."""
-
-    strides: tuple[int, ...]
-    is_aligned: bool
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Layout:
-        """Read the layout of a real tensor."""
-        return Layout(tensor.stride(), tensor.data_ptr() % 16 == 0)
 
 
 @dataclass(frozen=True)

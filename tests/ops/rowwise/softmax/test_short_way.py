@@ -9,7 +9,7 @@ from tests.ops.rowwise.softmax import cases
 from tileloom import emulator
 from tileloom.errors import DtypeError, OptionError, ShapeError
 from tileloom.ops.rowwise.config import ReferenceConfig
-from tileloom.ops.rowwise.plans import Plans
+from tileloom.ops._plans import Plans
 from tileloom.ops.rowwise.softmax import api, softmax
 
 

@@ -19,7 +19,7 @@ from tileloom.ops.rowwise.cross_entropy.plans import (
     forward_plans,
 )
 from tileloom.ops.rowwise.cross_entropy.problem import Options
-from tileloom.ops.rowwise.plans import plan_key
+from tileloom.ops._plans import plan_key
 
 Tensor = torch.Tensor
 

@@ -21,7 +21,7 @@ from tileloom.ops.rowwise.cross_entropy.reference import (
     cross_entropy_backward_reference,
     cross_entropy_reference,
 )
-from tileloom.ops.rowwise.plans import Launch, Plans, plan_key
+from tileloom.ops._plans import Launch, Plans, plan_key
 from tileloom.target import target_of
 
 Tensor = torch.Tensor

@@ -13,7 +13,7 @@ from tileloom.ops.rowwise.norm import arguments
 from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
-from tileloom.ops.rowwise.plans import Launch, Plans, layout_key, plan_key
+from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.target import Target, target_of
 

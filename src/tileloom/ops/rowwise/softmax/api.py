@@ -16,7 +16,7 @@ from tileloom.ops.rowwise.checks import (
     unknown_option,
 )
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
-from tileloom.ops.rowwise.plans import plan_key
+from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
 from tileloom.ops.rowwise.softmax.plans import forward_plan, forward_plans
 

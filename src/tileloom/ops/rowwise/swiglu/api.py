@@ -12,7 +12,7 @@ from tileloom.ops.rowwise.checks import (
     unknown_option,
 )
 from tileloom.ops.rowwise.config import RowConfig
-from tileloom.ops.rowwise.plans import is_short, plan_key
+from tileloom.ops._plans import is_short, plan_key
 from tileloom.ops.rowwise.swiglu.autograd import swiglu_fwd
 from tileloom.ops.rowwise.swiglu.plans import forward_plan, forward_plans, run_announced
 

@@ -10,7 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.config import LARGEST_WIDTH, Tile, TritonConfig, announce, decode
-from tileloom.ops.rowwise.plans import Launch, Plans, plan_key
+from tileloom.ops._plans import Launch, Plans, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.swiglu.config import choose
 from tileloom.ops.rowwise.swiglu.problem import SwigluProblem

@@ -1,0 +1,338 @@
+"""What each backend of the matrix product supports, and which one runs: the only statement of both.
+
+`reasons_against(problem, target)` of a config is used by dispatch, tests, documentation and error
+texts alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+
+from tileloom.errors import ConfigError, UnsupportedError, bullet_list
+from tileloom.launch.layout import Layout, tma_faults
+from tileloom.ops._op import Choice, has_triton
+from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.target import Target
+
+_HALF = (torch.float16, torch.bfloat16)
+_MAX_INT32 = 2**31 - 1
+_SMEM_BYTES = 232448
+"""Shared memory of a block on Hopper (227 KiB)."""
+_BARRIER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class ReferenceConfig:
+    """The formula in plain torch; see `reference.py`. Runs everywhere."""
+
+    backend = "reference"
+
+    def encode(self) -> str:
+        """Return the config as the text that the operator's schema carries."""
+        return "reference"
+
+    def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
+        """Return why this config cannot run the problem on the target; empty if it can."""
+        del target
+        if problem.chunks > 1:
+            return ("it waits for no chunk",)
+        return ()
+
+
+@dataclass(frozen=True)
+class TritonConfig:
+    """The portable kernel: one program for each tile, any strides.
+
+    Attributes:
+        block_m: Rows of a tile. block_n: Its columns. block_k: Elements of k in a step; powers of
+            two. num_warps: Warps. num_stages: Depth of Triton's pipeline. swizzle_size: Tiles of a
+            group of the raster.
+    """
+
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    num_warps: int = 8
+    num_stages: int = 1
+    swizzle_size: int = 8
+    backend = "triton"
+
+    def encode(self) -> str:
+        """Return the config as the text that the operator's schema carries."""
+        return "triton:" + ",".join(str(getattr(self, f.name)) for f in fields(self))
+
+    def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
+        """Return why this config cannot run the problem on the target; empty if it can."""
+        why: list[str] = []
+        if target.kind == "cpu":
+            why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
+        elif target.capability < (8, 0):
+            why.append(
+                f"it needs compute capability 8.0 or later, and {target.name} has "
+                f"{target.capability[0]}.{target.capability[1]}"
+            )
+        if not has_triton():
+            why.append("Triton is not installed")
+        if problem.dtype not in (*_HALF, torch.float32):
+            why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
+        if problem.out_dtype not in (*_HALF, torch.float32):
+            why.append(f"out_dtype {problem.out_dtype} is not float16, bfloat16 or float32")
+        if problem.chunks > 1:
+            why.append("it waits for no chunk")
+        if problem.k == 0:
+            why.append("K is 0")
+        why += _size_reasons(problem)
+        ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("block_k", 16, 128))
+        for name, least, most in (*ranges, ("num_warps", 1, 16)):
+            value: int = getattr(self, name)
+            if value & (value - 1) or not least <= value <= most:
+                why.append(f"{name} is {value}, not a power of two in {least}..{most}")
+        if self.num_stages < 1:
+            why.append(f"num_stages is {self.num_stages}, not at least 1")
+        elif self.num_stages > 1:
+            why += _pipeline_reasons(target)
+        if self.swizzle_size < 1:
+            why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
+        return tuple(why)
+
+
+@dataclass(frozen=True)
+class GluonSm90Config:
+    """The Hopper kernel: TMA, a ring of stages, two consumer warpgroups.
+
+    Attributes:
+        block_m: Rows of a tile: 64 (the warpgroups share the columns), 128 or 256 (the rows).
+        block_n: Columns of a tile: 64, 128 or 256.
+        stages: Slots of the ring, each 64 of k; 0: as many as fit.
+        swizzle_size: Tiles of a group of the raster.
+        scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
+    """
+
+    block_m: int = 128
+    block_n: int = 256
+    stages: int = 0
+    swizzle_size: int = 8
+    scheduler: Literal["static", "dynamic"] = "static"
+    backend = "gluon_sm90"
+
+    def encode(self) -> str:
+        """Return the config as the text that the operator's schema carries."""
+        return "gluon_sm90:" + ",".join(str(getattr(self, f.name)) for f in fields(self))
+
+    def slice_columns(self, problem: MatmulProblem) -> int:
+        """Columns of the slices by which a tile's output leaves: 128 bytes a row, 64 for 256."""
+        return (64 if self.block_m == 256 else 128) // problem.out_dtype.itemsize
+
+    def warpgroup_tile(self) -> tuple[int, int]:
+        """Rows and columns of one consumer warpgroup."""
+        if self.block_m == 64:
+            return 64, self.block_n // 2
+        return self.block_m // 2, self.block_n
+
+    def buffers(self, problem: MatmulProblem) -> int:
+        """Slices in shared memory of each warpgroup: two, or all of them with a residual."""
+        slices = max(1, self.warpgroup_tile()[1] // self.slice_columns(problem))
+        return slices if problem.residual is not None else min(2, slices)
+
+    def smem_bytes(self, problem: MatmulProblem, stages: int) -> int:
+        """Shared memory of a block with so many stages."""
+        rows, _ = self.warpgroup_tile()
+        line = self.slice_columns(problem) * problem.out_dtype.itemsize
+        slices = 2 * self.buffers(problem) * rows * line
+        return stages * (self.block_m + self.block_n) * 128 + slices + _BARRIER_BYTES
+
+    def stages_of(self, problem: MatmulProblem) -> int:
+        """The stages that the kernel gets: as many as fit where `stages` is 0, at most 8."""
+        if self.stages:
+            return self.stages
+        free = _SMEM_BYTES - self.smem_bytes(problem, 0)
+        return min(8, free // ((self.block_m + self.block_n) * 128))
+
+    def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
+        """Return why this config cannot run the problem on the target; empty if it can."""
+        why: list[str] = []
+        if target.kind == "cpu":
+            why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
+        elif target.capability != (9, 0):
+            why.append(
+                f"it needs compute capability 9.0, and {target.name} has "
+                f"{target.capability[0]}.{target.capability[1]}"
+            )
+        if not has_triton():
+            why.append("Triton is not installed")
+        if problem.dtype not in _HALF:
+            why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
+        if problem.out_dtype not in (*_HALF, torch.float32):
+            why.append(f"out_dtype {problem.out_dtype} is not float16, bfloat16 or float32")
+        if problem.k == 0:
+            why.append("K is 0")
+        why += _size_reasons(problem)
+        if not why:
+            why += _layout_reasons(problem)
+        return (*why, *self._faults(problem))
+
+    def _faults(self, problem: MatmulProblem) -> list[str]:
+        """What is wrong with the config's own numbers."""
+        why: list[str] = []
+        if (self.block_m, self.block_n) not in TILES:
+            shapes = ", ".join(f"{m}x{n}" for m, n in TILES)
+            why.append(f"the tile is {self.block_m}x{self.block_n}, not one of {shapes}")
+        if self.stages < 0 or self.stages == 1:
+            why.append(f"stages is {self.stages}, not 0 or at least 2")
+        if self.swizzle_size < 1:
+            why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
+        if self.scheduler not in ("static", "dynamic"):
+            why.append(f"scheduler is {self.scheduler!r}, not 'static' or 'dynamic'")
+        elif self.scheduler == "dynamic" and problem.chunks > 1:
+            why.append("scheduler is 'dynamic', and chunks are dealt by turns")
+        if not why:
+            needed = self.smem_bytes(problem, max(2, self.stages_of(problem)))
+            if needed > _SMEM_BYTES:
+                why.append(
+                    f"{max(2, self.stages_of(problem))} stages take {needed} bytes of shared "
+                    f"memory, and a block has {_SMEM_BYTES}"
+                )
+        return why
+
+
+MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
+TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (128, 64))
+BACKENDS = ("gluon_sm90", "triton", "reference")
+
+
+def _size_reasons(problem: MatmulProblem) -> list[str]:
+    limit = _MAX_INT32 - 512
+    sizes = (("M", problem.m), ("N", problem.n), ("K", problem.k))
+    why = [f"{name} is {size}, more than {limit}" for name, size in sizes if size > limit]
+    tiles = -(-problem.m // 64) * -(-problem.n // 64) * problem.l
+    if tiles > limit:
+        why.append(f"there are {tiles} tiles of 64 x 64, more than {limit}")
+    return why
+
+
+def _layout_reasons(problem: MatmulProblem) -> list[str]:
+    """What the TMA unit asks of the tensors."""
+    p = problem
+    why: list[str] = []
+    for name, layout, is_transposed, rows, columns in (
+        ("a", p.a, p.a_is_transposed, p.m, p.k),
+        ("b", p.b, p.b_is_transposed, p.k, p.n),
+    ):
+        sizes = (p.l, rows, columns)
+        if is_transposed:  # seen from its contiguous dimension
+            batch, row, column = layout.strides
+            layout, sizes = Layout((batch, column, row), layout.is_aligned), (p.l, columns, rows)
+        why += tma_faults(name, layout, sizes)
+    size = p.out_dtype.itemsize
+    why += tma_faults("out", p.out, (p.l, p.m, p.n), size)
+    if p.residual is not None:
+        why += tma_faults("residual", p.residual, (p.l, p.m, p.n), size)
+        if p.residual_dtype != p.out_dtype:
+            why.append(f"residual has dtype {p.residual_dtype}, the output {p.out_dtype}")
+    return why
+
+
+def _pipeline_reasons(target: Target) -> list[str]:
+    """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
+    from tileloom.launch import compat
+
+    if target.capability[0] != 9 or not has_triton():
+        return []
+    version = compat.triton_version()
+    if compat.has_wgmma_proxy_fence(version):
+        return []
+    return [
+        f"num_stages is above 1, and Triton {'.'.join(map(str, version))} puts no proxy fence "
+        "between cp.async and wgmma; 3.7.1 and later do"
+    ]
+
+
+def decode(text: str) -> MatmulConfig | None:
+    """Read a config from the text that the operator's schema carries; "" means: choose."""
+    backend, _, rest = text.partition(":")
+    parts = rest.split(",")
+    if backend == "triton":
+        return TritonConfig(*(int(part) for part in parts))
+    if backend == "gluon_sm90":
+        *numbers, scheduler = parts
+        if scheduler not in ("static", "dynamic"):
+            raise ConfigError(
+                f"matmul: config {text!r} has scheduler {scheduler!r}; it must be 'static' or "
+                "'dynamic'. Try: config=None."
+            )
+        chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
+        return GluonSm90Config(*(int(part) for part in numbers), scheduler=chosen)
+    return ReferenceConfig() if backend == "reference" else None
+
+
+def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
+    """Give the Hopper config for a problem: the tile whose last wave is fullest, by a cost model.
+
+    A tile's time is that of its arithmetic, divided by what the shape reached of the card's speed
+    on large problems (`_SPEED`, H100), times the waves of tiles.
+    """
+    best = min(TILES, key=lambda tile: _cost(problem, sms, *tile))
+    return GluonSm90Config(*best)
+
+
+_SPEED = {
+    (128, 256): 1.0,
+    (256, 128): 0.99,
+    (128, 128): 0.90,
+    (64, 256): 0.80,
+    (64, 128): 0.65,
+    (128, 64): 0.65,
+}
+
+
+def _cost(problem: MatmulProblem, sms: int, block_m: int, block_n: int) -> float:
+    tiles = -(-problem.m // block_m) * -(-problem.n // block_n) * problem.l
+    waves = -(-tiles // sms)
+    fixed = 1024  # of k: what a tile costs beside its steps
+    return waves * block_m * block_n * (problem.k + fixed) / _SPEED[block_m, block_n]
+
+
+def triton_rule(problem: MatmulProblem, target: Target) -> TritonConfig:
+    """Give the portable config for a problem; found by compiling without spills, not tuned."""
+    del target
+    if problem.dtype == torch.float32:
+        return TritonConfig(64, 64, 16, 4)
+    if problem.m <= 64:
+        return TritonConfig(64, 64, 64, 4)
+    return TritonConfig(128, 128, 32, 8)
+
+
+def choose(
+    problem: MatmulProblem, target: Target, config: MatmulConfig | None = None
+) -> Choice:
+    """Choose backend and config: an explicit config, else the first backend that takes the problem.
+
+    Raises:
+        ConfigError: If an explicit config cannot run the problem.
+        UnsupportedError: If no backend can.
+    """
+    if config is not None:
+        reasons = config.reasons_against(problem, target)
+        if reasons:
+            raise ConfigError(
+                f"matmul: config={config} cannot run this problem: {'; '.join(reasons)}. "
+                "Try: config=None, which chooses a backend that can."
+            )
+        return Choice("matmul", config.backend, config, "explicit", {}, problem)
+    candidates: tuple[MatmulConfig, ...] = (ReferenceConfig(),)
+    if target.kind != "cpu":
+        candidates = (
+            gluon_rule(problem, target.sms),
+            triton_rule(problem, target),
+            ReferenceConfig(),
+        )
+    refused: dict[str, tuple[str, ...]] = {}
+    for candidate in candidates:
+        reasons = candidate.reasons_against(problem, target)
+        if not reasons:
+            return Choice("matmul", candidate.backend, candidate, "rule", refused, problem)
+        refused[candidate.backend] = reasons
+    raise UnsupportedError(f"matmul: no backend takes this problem.\n{bullet_list(refused)}")

@@ -1,0 +1,248 @@
+"""GEMM for Hopper (sm_90a) in Gluon: C = activation(A B + bias) + residual.
+
+Picture. Persistent blocks, one an SM, take tiles of BLOCK_M x BLOCK_N in the order of a scheduler
+of `tileloom.scheduling`. One producer warp loads boxes of A and B by TMA into a ring; two consumer
+warpgroups each hold half of the tile in registers, split along M (64 or 128 rows each) or, for
+tiles of 64 rows, along N. One wgmma is kept in flight, and the slot before it handed back.
+
+    ring:   [ A0 B0 ][ A1 B1 ] ... [ A(STAGES-1) B(STAGES-1) ]         filled along k, 64 a step
+    C:      accumulator -> slices of 128 bytes a row in shared memory -> TMA store
+
+The epilogue overlaps the next tile's loads: the producer never waits for a store. TMA fills what
+lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
+ends at its chunk's edge, and its last rows are stored by hand.
+
+Bytes moved: C once; A once for each column of tiles and B once for each row, from L2 where the
+group of the raster lets them.
+
+Who waits for whom (mbarriers, by phase; counts in brackets):
+    full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
+    empty[s] (2)            each consumer warpgroup -> producer: slot s may be filled again
+    residual_full[i]  (1)   a consumer's own TMA -> itself: slice i of its residual is there
+    mail_full[i] (1), mail_empty[i] (256): the dynamic scheduler's, see its class
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tileloom.device.memory import globaltimer, load_acquire_sys
+from tileloom.ops.gemm.pieces_gluon_sm90 import (
+    load_a,
+    load_b,
+    load_residual,
+    matrix,
+    stack,
+    step_on,
+    store_tile,
+)
+from tileloom.scheduling.device import (
+    AsyncInputScheduler,
+    DynamicPersistentScheduler,
+    StaticPersistentScheduler,
+    TileOrder,
+)
+
+
+@gluon.jit
+def _load_tile(
+    a_desc, b_desc, a_smem, b_smem, full, empty, batch, row, col, k_steps, stage, phase,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
+):  # fmt: skip
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
+    B_PARTS: gl.constexpr = 2 if SPLIT_N else 1
+    STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
+    WM: gl.constexpr = a_smem.type.shape[3 if A_TRANSPOSED else 2]
+    BLOCK_K: gl.constexpr = a_smem.type.shape[2 if A_TRANSPOSED else 3]
+    WN: gl.constexpr = b_smem.type.shape[2 if B_TRANSPOSED else 3]
+    for step in range(k_steps):
+        mbarrier.wait(empty.index(stage), phase)
+        bar = full.index(stage)
+        mbarrier.expect(
+            bar, A_PARTS * a_desc.block_type.nbytes + B_PARTS * b_desc.block_type.nbytes
+        )
+        for w in gl.static_range(A_PARTS):
+            a = a_smem.index(stage * A_PARTS + w)
+            load_a(a_desc, a, bar, batch, row + w * WM, step * BLOCK_K, A_TRANSPOSED)
+        for w in gl.static_range(B_PARTS):
+            b = b_smem.index(stage * B_PARTS + w)
+            load_b(b_desc, b, bar, batch, col + w * WN, step * BLOCK_K, B_TRANSPOSED)
+        stage, phase = step_on(stage, phase, STAGES)
+    return stage, phase
+
+
+@gluon.jit
+def _producer(
+    scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, k_steps,
+    BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+):  # fmt: skip
+    stage = 0
+    phase = 1
+    count = 0
+    seen = -1
+    is_there = 1
+    work = scheduler.initial_work_tile_info()
+    while work.is_valid_tile:
+        if CHUNKED:
+            if is_there == 1:
+                seen, is_there = scheduler.wait_signal(work, seen)
+                if is_there == 0:  # said to the host; the rest runs through without waiting
+                    got = load_acquire_sys(scheduler.flags + work.chunk).to(gl.uint32)
+                    wanted = scheduler.epoch.to(gl.uint32).to(gl.int64)
+                    gl.store(status + 1, wanted | (gl.program_id(0).to(gl.int64) << 32))
+                    gl.store(status, got.to(gl.int64) | ((work.chunk + 1).to(gl.int64) << 32))
+        stage, phase = _load_tile(
+            a_desc, b_desc, a_smem, b_smem, full, empty, work.l_idx, work.row,
+            work.n_idx * BLOCK_N, k_steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
+        )  # fmt: skip
+        if DYNAMIC:
+            work = scheduler.fetch_next_work(count)
+        else:
+            work = scheduler.fetch_next_work(work)
+        count += 1
+
+
+@gluon.jit
+def _multiply(
+    a_smem, b_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr, WM: gl.constexpr,
+    WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup's part of a tile; its slots are handed back one step late."""
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
+    B_PARTS: gl.constexpr = 2 if SPLIT_N else 1
+    STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WN, 16])
+    acc = gl.zeros([WM, WN], gl.float32, layout)
+    before = 0
+    for step in range(k_steps):
+        mbarrier.wait(full.index(stage), phase)
+        a = matrix(a_smem.index(stage * A_PARTS + (WG if A_PARTS == 2 else 0)), A_TRANSPOSED)
+        b = matrix(b_smem.index(stage * B_PARTS + (WG if B_PARTS == 2 else 0)), B_TRANSPOSED)
+        acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        mbarrier.arrive(empty.index(before), count=1, pred=step != 0)
+        before = stage
+        stage, phase = step_on(stage, phase, STAGES)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(empty.index(before), count=1)
+    return acc, stage, phase
+
+
+@gluon.jit
+def _consumer(
+    WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, a_smem, b_smem, c_smem,
+    full, empty, residual_full, n, k_steps, out_row_stride, WM: gl.constexpr, WN: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
+    BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+):  # fmt: skip
+    BLOCK_N: gl.constexpr = 2 * WN if SPLIT_N else WN
+    stage = 0
+    phase = 0
+    count = 0
+    work = scheduler.initial_work_tile_info()
+    while work.is_valid_tile:
+        row = work.row + (0 if SPLIT_N else WG * WM)
+        col = work.n_idx * BLOCK_N + (WG * WN if SPLIT_N else 0)
+        rows = work.rows_end - row
+        if HAS_RESIDUAL:
+            load_residual(residual_desc, c_smem, residual_full, work.l_idx, row, col, WG, BUFFERS)
+        acc, stage, phase = _multiply(a_smem, b_smem, full, empty, k_steps, stage, phase, WG, WM,
+                                      WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N)  # fmt: skip
+        store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, count & 1,
+                   work.l_idx, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
+                   HAS_RESIDUAL, CHUNKED)  # fmt: skip
+        if DYNAMIC:
+            work = scheduler.receive_next_work(count)
+        else:
+            work = scheduler.fetch_next_work(work)
+        count += 1
+    tma.store_wait(0)
+
+
+# Sizes stay run-time data, 1 and multiples of 16 as well: another shape compiles nothing.
+SIZES = ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
+         "out_row_stride")  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=SIZES)
+def matmul_kernel(
+    a_desc, b_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status, counter,
+    epoch: gl.int64, timeout_us: gl.int64, m, n, k_steps, tiles_n, total, rows, chunks, pivot,
+    out_row_stride, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
+    DYNAMIC: gl.constexpr, ANY: gl.constexpr,
+):  # fmt: skip
+    SPLIT_N: gl.constexpr = BLOCK_M == 64
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
+    B_PARTS: gl.constexpr = 2 if SPLIT_N else 1
+    WM: gl.constexpr = BLOCK_M // A_PARTS
+    WN: gl.constexpr = BLOCK_N // B_PARTS
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    a_smem = gl.allocate_shared_memory(
+        a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout
+    )
+    b_smem = gl.allocate_shared_memory(
+        b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout
+    )
+    c_smem = gl.allocate_shared_memory(
+        out_desc.dtype, stack(2 * BUFFERS, out_desc), out_desc.layout
+    )
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    residual_full = gl.allocate_shared_memory(gl.int64, [2 * BUFFERS, 1], bars)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    if HAS_RESIDUAL:
+        for i in gl.static_range(2 * BUFFERS):
+            mbarrier.init(residual_full.index(i), count=1)
+    if not HAS_RESIDUAL:
+        residual_desc = out_desc  # never used; a partition takes no None
+    if not HAS_BIAS:
+        bias_ptr = out_ptr  # never used
+    if UNIFORM:
+        table = out_ptr  # never used
+    if not CHUNKED:
+        status = out_ptr  # never used
+    order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
+                      UNIFORM)  # fmt: skip
+    if CHUNKED:
+        deadline = gl.where(timeout_us < 0, 2**63 - 1, globaltimer() + timeout_us * 1000)
+        scheduler = AsyncInputScheduler(order, flags, epoch.to(gl.int32), deadline, ANY)
+    elif DYNAMIC:
+        mail = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        mail_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+        mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+        for i in gl.static_range(2):
+            mbarrier.init(mail_full.index(i), count=1)
+            mbarrier.init(mail_empty.index(i), count=256)
+        scheduler = DynamicPersistentScheduler(order, counter, mail, mail_full, mail_empty)
+    else:
+        scheduler = StaticPersistentScheduler(order)
+    fence_async_shared()
+    # The tuples stand in place: held in a variable, their constexprs would become run-time values.
+    gl.warp_specialize([
+        (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, a_smem, b_smem,
+                     c_smem, full, empty, residual_full, n, k_steps, out_row_stride, WM, WN,
+                     A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
+                     HAS_RESIDUAL, CHUNKED, DYNAMIC)),
+        (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, a_smem, b_smem,
+                     c_smem, full, empty, residual_full, n, k_steps, out_row_stride, WM, WN,
+                     A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
+                     HAS_RESIDUAL, CHUNKED, DYNAMIC)),
+        (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, k_steps,
+                     BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CHUNKED, DYNAMIC)),
+    ], [4, 1], [240, 24])  # fmt: skip

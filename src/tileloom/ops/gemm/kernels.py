@@ -1,0 +1,97 @@
+"""Every shipped config of the GEMM kernels, as something that compiles with no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from tileloom.launch.aot import KernelSpec
+from tileloom.launch.layout import Layout
+from tileloom.ops.gemm.config import TILES, GluonSm90Config
+from tileloom.ops.gemm.problem import MatmulProblem
+
+PROVED_32BIT: Mapping[str, str] = {}
+"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
+
+_SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def shipped() -> tuple[KernelSpec, ...]:
+    """Return a spec for every tile, in the forms that differ most."""
+    return _gluon_specs()
+
+
+def _problem(*, a_flips: bool, b_flips: bool) -> MatmulProblem:
+    rows, columns = Layout((0, 4096, 1), True), Layout((0, 1, 4096), True)
+    return MatmulProblem(
+        *(4096, 4096, 4096, 1), dtype=torch.bfloat16, out_dtype=torch.bfloat16,
+        a=columns if a_flips else rows, b=columns if b_flips else rows, out=rows,
+    )  # fmt: skip
+
+
+def _gluon_specs() -> tuple[KernelSpec, ...]:
+    linear = _problem(a_flips=False, b_flips=True)
+    fused = replace(linear, bias_dtype=torch.bfloat16, activation="gelu", residual=linear.out,
+                    residual_dtype=torch.bfloat16)  # fmt: skip
+    specs: list[KernelSpec] = []
+    for tile in TILES:
+        config = GluonSm90Config(*tile)
+        specs += [_gluon_spec("linear", linear, config), _gluon_spec("fused", fused, config)]
+    wide = GluonSm90Config()
+    flips = ((False, False), (True, False), (True, True))
+    for a_flips, b_flips in flips:
+        name = ("t" if a_flips else "n") + ("t" if b_flips else "n")
+        specs.append(_gluon_spec(name, _problem(a_flips=a_flips, b_flips=b_flips), wide))
+    specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
+    specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
+    specs.append(_gluon_spec("dynamic", linear, replace(wide, scheduler="dynamic")))
+    return tuple(specs)
+
+
+def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> KernelSpec:
+    from tileloom.ops.gemm import launch_gluon_sm90 as launch
+
+    dtype, out = _SHORT[problem.dtype], _SHORT[problem.out_dtype]
+    is_chunked = problem.chunks > 1
+    params = launch.params_of(problem, config)
+    constexprs = launch.constants(problem, config, params, chunked=is_chunked)
+    box = launch.boxes(problem, config)
+    box["residual_desc"] = box["out_desc"]
+    signature = {"out_ptr": f"*{out}", "bias_ptr": f"*{dtype}", "table": "*i32", "flags": "*u32",
+                 "status": "*i32", "counter": "*i32"}  # fmt: skip
+    layouts: dict[str, dict[str, int]] = {}
+    for name, (rows, columns) in box.items():
+        kind = dtype if name in ("a_desc", "b_desc") else out
+        signature[name] = f"tensordesc<{kind}[1, {rows}, {columns}],{{layout}}>"
+        itemsize = 2 if kind != "fp32" else 4
+        layouts[name] = launch.layout_arguments(columns, itemsize)
+    signature |= dict.fromkeys(
+        ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
+         "out_row_stride"), "i32",
+    )  # fmt: skip
+    absent = {
+        "residual_desc": problem.residual is None,
+        "bias_ptr": problem.bias_dtype is None,
+        "table": True,
+        "flags": not is_chunked,
+        "status": not is_chunked,
+        "counter": config.scheduler != "dynamic",
+    }
+    constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
+    for name, is_absent in absent.items():
+        if is_absent:
+            layouts.pop(name, None)
+    signature |= dict.fromkeys(constexprs, "constexpr")
+    return KernelSpec(
+        name=f"matmul_gluon_sm90[{config.block_m}x{config.block_n}-{form}]",
+        function="tileloom.ops.gemm.kernel_gluon_sm90:matmul_kernel",
+        gluon=True,
+        signature=signature,
+        constexprs=constexprs,
+        archs=("sm_90a",),
+        layouts=layouts,
+        aligned=("out_ptr", "bias_ptr"),
+        threads=384,
+    )

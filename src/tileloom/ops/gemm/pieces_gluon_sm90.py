@@ -1,0 +1,135 @@
+"""Parts of the Hopper GEMM: the ring's place, one step of loads, and the epilogue."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from tileloom.device.compat import tma_load, tma_store
+from tileloom.ops.gemm.pieces_activation import activate_gluon
+
+
+@gluon.constexpr_function
+def stack(count, desc):
+    """The shape of `count` of a descriptor's boxes."""
+    return [count, *desc.block_type.shape]
+
+
+@gluon.jit
+def step_on(stage, phase, STAGES: gl.constexpr):
+    """The ring's next slot; the phase flips where the ring begins anew."""
+    is_wrapped = stage + 1 == STAGES
+    return gl.where(is_wrapped, 0, stage + 1), gl.where(is_wrapped, phase ^ 1, phase)
+
+
+@gluon.jit
+def load_a(a_desc, smem, bar, batch, row, k, TRANSPOSED: gl.constexpr):
+    """Load a box of A, `[rows, k]`, or `[k, rows]` when A lies by columns."""
+    if TRANSPOSED:
+        tma_load(a_desc, [batch, k, row], bar, smem)
+    else:
+        tma_load(a_desc, [batch, row, k], bar, smem)
+
+
+@gluon.jit
+def load_b(b_desc, smem, bar, batch, col, k, TRANSPOSED: gl.constexpr):
+    """Load a box of B, `[k, columns]`, or `[columns, k]` when B lies by columns (a weight)."""
+    if TRANSPOSED:
+        tma_load(b_desc, [batch, col, k], bar, smem)
+    else:
+        tma_load(b_desc, [batch, k, col], bar, smem)
+
+
+@gluon.jit
+def matrix(smem, TRANSPOSED: gl.constexpr):
+    """A box of three dimensions as the matrix that wgmma reads."""
+    flat = smem.reshape([smem.type.shape[1], smem.type.shape[2]])
+    if TRANSPOSED:
+        flat = flat.permute((1, 0))
+    return flat
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of the columns; no element moves between threads."""
+    M: gl.constexpr = x.shape[0]
+    N: gl.constexpr = x.shape[1]
+    return x.reshape([M, 2, N // 2]).permute(0, 2, 1).split()
+
+
+@gluon.jit
+def store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase, batch, row, rows,
+                col, n, out_row_stride, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
+                HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
+                PENDING: gl.constexpr):  # fmt: skip
+    """The epilogue of one slice of columns: registers, shared memory, global memory.
+
+    A slice at a time, an activation needs few registers beside the accumulator. Both ways out begin in shared memory: a second branch that reads the accumulator would make
+    ptxas serialise every wgmma of the kernel (C7514, 12-23 % slower).
+    """
+    M: gl.constexpr = x.shape[0]
+    N: gl.constexpr = x.shape[1]
+    dtype: gl.constexpr = smem.dtype
+    buffer = smem.index(slot)
+    flat = buffer.reshape([M, N])
+    if HAS_BIAS:
+        at = col + gl.arange(0, N, gl.SliceLayout(0, x.type.layout))
+        x += gl.expand_dims(gl.load(bias_ptr + at, mask=at < n, other=0).to(gl.float32), 0)
+    x = activate_gluon(x, ACTIVATION)
+    if HAS_RESIDUAL:
+        mbarrier.wait(residual_full.index(slot), phase)
+        x += flat.load(x.type.layout).to(gl.float32)
+    elif CHUNKED:
+        tma.store_wait(0)  # a slice that was stored by hand is no group to count
+    else:
+        tma.store_wait(PENDING)
+    flat.store(x.to(dtype))
+    fence_async_shared()
+    if CHUNKED and rows < M:
+        WIDTH: gl.constexpr = 128 // dtype.primitive_bitwidth
+        L: gl.constexpr = gl.BlockedLayout(
+            [1, WIDTH], [32 // (N // WIDTH), N // WIDTH], [gl.num_warps(), 1], [1, 0]
+        )
+        r = gl.expand_dims(gl.arange(0, M, gl.SliceLayout(1, L)), 1)
+        c = gl.expand_dims(col + gl.arange(0, N, gl.SliceLayout(0, L)), 0)
+        place = out_ptr + (row + r).to(gl.int64) * out_row_stride + c
+        gl.store(place, flat.load(L), mask=(r < rows) & (c < n))
+    else:
+        tma_store(out_desc, [batch, row, col], buffer)
+
+
+@gluon.jit
+def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_ptr, smem, residual_full, phase,
+               batch, row, rows, col, n, out_row_stride, WG: gl.constexpr, BUFFERS: gl.constexpr,
+               ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+               CHUNKED: gl.constexpr):  # fmt: skip
+    """Finish the columns of a tile in slices of the width of `smem`, from slice FIRST on."""
+    N: gl.constexpr = x.shape[1]
+    SUB: gl.constexpr = smem.type.shape[3]
+    if N == SUB:
+        slot: gl.constexpr = WG * BUFFERS + FIRST % BUFFERS
+        store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase, batch, row,
+                    rows, col + FIRST * SUB, n, out_row_stride, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
+                    CHUNKED, BUFFERS - 1)  # fmt: skip
+    else:
+        left, right = halves(x)
+        store_tile(left, FIRST, out_desc, out_ptr, bias_ptr, smem, residual_full, phase, batch, row,
+                   rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
+                   CHUNKED)  # fmt: skip
+        store_tile(right, FIRST + N // SUB // 2, out_desc, out_ptr, bias_ptr, smem, residual_full,
+                   phase, batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
+                   HAS_BIAS, HAS_RESIDUAL, CHUNKED)  # fmt: skip
+
+
+@gluon.jit
+def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.constexpr,
+                  BUFFERS: gl.constexpr):  # fmt: skip
+    """Start to load a tile's residual into the slices that its output will leave by."""
+    SUB: gl.constexpr = smem.type.shape[3]
+    tma.store_wait(0)
+    for s in gl.static_range(BUFFERS):
+        slot = WG * BUFFERS + s
+        bar = residual_full.index(slot)
+        mbarrier.expect(bar, residual_desc.block_type.nbytes)
+        tma_load(residual_desc, [batch, row, col + s * SUB], bar, smem.index(slot))
