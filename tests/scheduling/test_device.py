@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-
 from tests.scheduling.cases import device_arguments, expected, random_params, rows_of, works_of
 from tests.scheduling.kernels import dump_async_kernel, dump_dynamic_kernel, dump_static_kernel
+
 from tileloom import emulator
 from tileloom.scheduling import TileSchedulerParams
 

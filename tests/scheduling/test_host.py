@@ -4,8 +4,8 @@ import itertools
 import random
 
 import pytest
-
 from tests.scheduling.cases import random_params, works_of
+
 from tileloom import errors
 from tileloom.scheduling import (
     AsyncInputScheduler,

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 
 import pytest
-
 from tests.scheduling.cases import random_params
+
 from tileloom import errors
 from tileloom.scheduling import TileSchedulerParams, decode, simulate
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+
 @gluon.constexpr_function
 def _wait_ptx(test):
     return f"""

@@ -115,16 +115,22 @@ def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
             else:
                 db = _unbatched(matmul_fwd(a.mT, narrow, None, None, "", b.dtype, ""), b)
         if needs_bias:
-            dbias = dz.sum(tuple(range(dz.dim() - 1)), dtype=torch.float32).to(ctx.bias_dtype)
+            rows = tuple(range(dz.dim() - 1))
+            dbias = dz.sum(rows, dtype=_wide(dz)).to(ctx.bias_dtype)
     if needs_residual:
         dresidual = dout.to(ctx.residual_dtype)
     return da, db, dbias, dresidual, None, None, None
 
 
+def _wide(tensor: Tensor) -> torch.dtype:
+    """The dtype that a sum of a tensor's elements is kept in."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def _unbatched(gradient: Tensor, operand: Tensor) -> Tensor:
     """Sum over the batches that shared an operand."""
     if gradient.dim() > operand.dim():
-        return gradient.sum(0, dtype=torch.float32).to(operand.dtype)
+        return gradient.sum(0, dtype=_wide(gradient)).to(operand.dtype)
     return gradient
 
 

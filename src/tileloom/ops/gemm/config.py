@@ -105,7 +105,7 @@ class GluonSm90Config:
 
     Attributes:
         block_m: Rows of a tile: 64 (the warpgroups share the columns), 128 or 256 (the rows).
-        block_n: Columns of a tile: 64, 128 or 256.
+        block_n: Columns of a tile: 32, 64, 128 or 256; see `TILES`.
         stages: Slots of the ring, each 64 of k; 0: as many as fit.
         swizzle_size: Tiles of a group of the raster.
         scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
@@ -199,7 +199,9 @@ class GluonSm90Config:
 
 
 MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
-TILES = ((128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (128, 64))
+TILES = (
+    (128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64), (64, 32),
+)  # fmt: skip
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
@@ -285,6 +287,8 @@ _SPEED = {
     (64, 256): 0.80,
     (64, 128): 0.65,
     (128, 64): 0.65,
+    (64, 64): 0.4,
+    (64, 32): 0.2,
 }
 
 
@@ -305,9 +309,7 @@ def triton_rule(problem: MatmulProblem, target: Target) -> TritonConfig:
     return TritonConfig(128, 128, 32, 8)
 
 
-def choose(
-    problem: MatmulProblem, target: Target, config: MatmulConfig | None = None
-) -> Choice:
+def choose(problem: MatmulProblem, target: Target, config: MatmulConfig | None = None) -> Choice:
     """Choose backend and config: an explicit config, else the first backend that takes the problem.
 
     Raises:

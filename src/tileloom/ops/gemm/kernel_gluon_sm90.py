@@ -24,6 +24,7 @@ Who waits for whom (mbarriers, by phase; counts in brackets):
 
 from __future__ import annotations
 
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -34,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tileloom.device.memory import globaltimer, load_acquire_sys
+from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
     load_a,
     load_b,
@@ -81,7 +82,7 @@ def _load_tile(
 
 @gluon.jit
 def _producer(
-    scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, k_steps,
+    scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, claim, k_steps,
     BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     SPLIT_N: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
 ):  # fmt: skip
@@ -95,11 +96,11 @@ def _producer(
         if CHUNKED:
             if is_there == 1:
                 seen, is_there = scheduler.wait_signal(work, seen)
-                if is_there == 0:  # said to the host; the rest runs through without waiting
-                    got = load_acquire_sys(scheduler.flags + work.chunk).to(gl.uint32)
-                    wanted = scheduler.epoch.to(gl.uint32).to(gl.int64)
-                    gl.store(status + 1, wanted | (gl.program_id(0).to(gl.int64) << 32))
-                    gl.store(status, got.to(gl.int64) | ((work.chunk + 1).to(gl.int64) << 32))
+                if is_there == 0:  # one program says it to the host; none waits any more
+                    if gl.atomic_cas(claim, 0, 1, sem="relaxed") == 0:
+                        gl.store(status + 1, scheduler.epoch)
+                        gl.store(status + 2, load_acquire_sys(scheduler.flags + work.chunk))
+                        store_release_sys(status, work.chunk + 1)
         stage, phase = _load_tile(
             a_desc, b_desc, a_smem, b_smem, full, empty, work.l_idx, work.row,
             work.n_idx * BLOCK_N, k_steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
@@ -178,7 +179,7 @@ SIZES = ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows",
 @gluon.jit(do_not_specialize=SIZES)
 def matmul_kernel(
     a_desc, b_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status, counter,
-    epoch: gl.int64, timeout_us: gl.int64, m, n, k_steps, tiles_n, total, rows, chunks, pivot,
+    epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows, chunks, pivot,
     out_row_stride, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
@@ -191,12 +192,8 @@ def matmul_kernel(
     WM: gl.constexpr = BLOCK_M // A_PARTS
     WN: gl.constexpr = BLOCK_N // B_PARTS
     bars: gl.constexpr = mbarrier.MBarrierLayout()
-    a_smem = gl.allocate_shared_memory(
-        a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout
-    )
-    b_smem = gl.allocate_shared_memory(
-        b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout
-    )
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout)
     c_smem = gl.allocate_shared_memory(
         out_desc.dtype, stack(2 * BUFFERS, out_desc), out_desc.layout
     )
@@ -217,6 +214,8 @@ def matmul_kernel(
         table = out_ptr  # never used
     if not CHUNKED:
         status = out_ptr  # never used
+        if not DYNAMIC:
+            counter = out_ptr  # never used
     order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
                       UNIFORM)  # fmt: skip
     if CHUNKED:
@@ -243,6 +242,6 @@ def matmul_kernel(
                      c_smem, full, empty, residual_full, n, k_steps, out_row_stride, WM, WN,
                      A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
                      HAS_RESIDUAL, CHUNKED, DYNAMIC)),
-        (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, k_steps,
-                     BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CHUNKED, DYNAMIC)),
-    ], [4, 1], [240, 24])  # fmt: skip
+        (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
+                     k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CHUNKED, DYNAMIC)),
+    ], [4, 1], [240, 32])  # fmt: skip

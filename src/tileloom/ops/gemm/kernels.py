@@ -67,8 +67,9 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         signature[name] = f"tensordesc<{kind}[1, {rows}, {columns}],{{layout}}>"
         itemsize = 2 if kind != "fp32" else 4
         layouts[name] = launch.layout_arguments(columns, itemsize)
+    signature |= dict.fromkeys(("epoch", "timeout_us"), "i64")
     signature |= dict.fromkeys(
-        ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
+        ("m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
          "out_row_stride"), "i32",
     )  # fmt: skip
     absent = {
@@ -77,7 +78,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         "table": True,
         "flags": not is_chunked,
         "status": not is_chunked,
-        "counter": config.scheduler != "dynamic",
+        "counter": config.scheduler != "dynamic" and not is_chunked,
     }
     constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
     for name, is_absent in absent.items():

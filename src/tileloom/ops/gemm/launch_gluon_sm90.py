@@ -10,17 +10,19 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from tileloom.launch.bound import Number
 from tileloom.launch.launcher import prepared
 from tileloom.ops.gemm.config import GluonSm90Config
 from tileloom.ops.gemm.kernel_gluon_sm90 import matmul_kernel
 from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.ops.gemm.signals import status_of
 from tileloom.scheduling import StaticPersistentScheduler, TileSchedulerParams
 from tileloom.target import target_of
 
 BLOCK_K = 64
 
 
-def layout_arguments(columns: int, itemsize: int) -> dict[str, int]:
+def layout_arguments(columns: int, itemsize: int) -> dict[str, Any]:
     """Shared-memory layout of a box `[1, rows, columns]`: the widest swizzle that fits."""
     swizzle = min(128, columns * itemsize)
     return {"swizzle_byte_width": swizzle, "element_bitwidth": 8 * itemsize, "rank": 3}
@@ -52,9 +54,22 @@ def boxes(problem: MatmulProblem, config: GluonSm90Config) -> dict[str, tuple[in
 
 
 def constants(
-    problem: MatmulProblem, config: GluonSm90Config, params: TileSchedulerParams, *, chunked: bool
+    problem: MatmulProblem,
+    config: GluonSm90Config,
+    params: TileSchedulerParams,
+    *,
+    chunked: bool,
+    any_value: bool = False,
 ) -> dict[str, object]:
-    """The kernel's compile-time parameters for a problem."""
+    """The kernel's compile-time parameters for a problem.
+
+    Args:
+        problem: The product.
+        config: Tile sizes.
+        params: The schedule.
+        chunked: Whether tiles wait for the flags of chunks.
+        any_value: Whether a flag is there as soon as it is not 0.
+    """
     return {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -70,10 +85,13 @@ def constants(
         "HAS_RESIDUAL": problem.residual is not None,
         "CHUNKED": chunked,
         "DYNAMIC": config.scheduler == "dynamic",
+        "ANY": any_value,
     }
 
 
-def params_of(problem: MatmulProblem, config: GluonSm90Config, **chunks: Any) -> TileSchedulerParams:
+def params_of(
+    problem: MatmulProblem, config: GluonSm90Config, **chunks: Any
+) -> TileSchedulerParams:
     """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`."""
     return TileSchedulerParams.to_underlying_arguments(
         *(problem.m, problem.n, problem.k, problem.l),
@@ -109,22 +127,11 @@ def bind_matmul(
     """
     params = params_of(problem, config)
     is_dynamic = config.scheduler == "dynamic"
-    box = boxes(problem, config)
-    a_flips, b_flips = problem.a_is_transposed, problem.b_is_transposed
     bound = prepared(matmul_kernel, num_warps=4).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
-        descriptor(a.transpose(1, 2) if a_flips else a, *box["a_desc"]),
-        descriptor(b.transpose(1, 2) if b_flips else b, *box["b_desc"]),
-        descriptor(out, *box["out_desc"]),
-        None if residual is None else descriptor(residual, *box["out_desc"]),
-        out,
-        bias,
-        None,
-        None,
-        None,
-        _counter(a) if is_dynamic else None,
-        *(0, 0, problem.m, problem.n, params.k_tiles, params.tiles_n, params.blocks_per_problem),
-        *(problem.m, 1, 0, out.stride(1)),
+        *_tensors(problem, config, a, b, bias, residual, out),
+        *(None, None, None, _counter(a) if is_dynamic else None, 0, 0),
+        *_sizes(problem, params, out),
         **constants(problem, config, params, chunked=False),
     )
 
@@ -135,17 +142,104 @@ def bind_matmul(
         residual: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        given: list[torch.Tensor] = [a, b, out]
-        if residual is not None:
-            given.append(residual)
-        given.append(out)
-        if bias is not None:
-            given.append(bias)
-        if is_dynamic:
-            given.append(_counter(a))
-        bound.launch(*given)
+        given = _present(a, b, out, residual, out, bias)
+        bound.launch(*given, _counter(a)) if is_dynamic else bound.launch(*given)
 
     return launch
+
+
+def bind_async_matmul(
+    problem: MatmulProblem,
+    config: GluonSm90Config,
+    params: TileSchedulerParams,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    flags: torch.Tensor,
+    *,
+    any_value: bool,
+) -> Callable[..., None]:
+    """Prepare the launch of a product whose rows of A may still be arriving.
+
+    Args:
+        problem: What `config.reasons_against` has accepted.
+        config: Tile sizes.
+        params: The schedule, with the chunks of A.
+        a: `[1, m, k]`; like all tensors here an example, which is not kept.
+        b: `[1, k, n]`.
+        bias: `[n]`, contiguous, or None.
+        residual: `[1, m, n]` or None.
+        out: `[1, m, n]`.
+        flags: uint32 `[chunks]`, contiguous.
+        any_value: Whether a flag is there as soon as it is not 0.
+
+    Returns:
+        `launch(a, b, bias, residual, out, flags, epoch, timeout_us)`; epoch as a signed 32-bit
+        number, a negative time waits for ever.
+    """
+    table = None
+    if not params.rows_per_chunk:
+        table = torch.tensor(params.to_device(), dtype=torch.int32).to(a.device)
+    bound = prepared(matmul_kernel, num_warps=4).bind(
+        (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
+        *_tensors(problem, config, a, b, bias, residual, out),
+        *(table, flags, status_of(a).seen, status_of(a).claim, Number(0), Number(0)),
+        *_sizes(problem, params, out),
+        **constants(problem, config, params, chunked=True, any_value=any_value),
+    )
+
+    def launch(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        out: torch.Tensor,
+        flags: torch.Tensor,
+        epoch: int,
+        timeout_us: int,
+    ) -> None:
+        status = status_of(a)
+        given = _present(a, b, out, residual, out, bias, table, flags)
+        bound.launch(*given, status.seen, status.claim, epoch, timeout_us)
+
+    return launch
+
+
+def _tensors(
+    problem: MatmulProblem,
+    config: GluonSm90Config,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+) -> tuple[Any, ...]:
+    """The kernel's first arguments: descriptors and pointers."""
+    box = boxes(problem, config)
+    return (
+        descriptor(a.transpose(1, 2) if problem.a_is_transposed else a, *box["a_desc"]),
+        descriptor(b.transpose(1, 2) if problem.b_is_transposed else b, *box["b_desc"]),
+        descriptor(out, *box["out_desc"]),
+        None if residual is None else descriptor(residual, *box["out_desc"]),
+        out,
+        bias,
+    )
+
+
+def _sizes(
+    problem: MatmulProblem, params: TileSchedulerParams, out: torch.Tensor
+) -> tuple[int, ...]:
+    """The kernel's numbers, from `m` on."""
+    return (
+        problem.m, problem.n, params.k_tiles, params.tiles_n, params.blocks_per_problem,
+        params.rows_per_chunk, params.chunks, params.chunk_pivot, out.stride(1),
+    )  # fmt: skip
+
+
+def _present(*tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor for tensor in tensors if tensor is not None)
 
 
 def _counter(like: torch.Tensor) -> torch.Tensor:

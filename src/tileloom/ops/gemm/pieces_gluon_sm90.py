@@ -65,8 +65,9 @@ def store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase
                 PENDING: gl.constexpr):  # fmt: skip
     """The epilogue of one slice of columns: registers, shared memory, global memory.
 
-    A slice at a time, an activation needs few registers beside the accumulator. Both ways out begin in shared memory: a second branch that reads the accumulator would make
-    ptxas serialise every wgmma of the kernel (C7514, 12-23 % slower).
+    A slice at a time, an activation needs few registers beside the accumulator. Both ways out
+    begin in shared memory: a second branch that reads the accumulator would make ptxas serialise
+    every wgmma of the kernel (C7514, 12-23 % slower).
     """
     M: gl.constexpr = x.shape[0]
     N: gl.constexpr = x.shape[1]

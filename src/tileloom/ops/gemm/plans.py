@@ -144,19 +144,26 @@ def plan_of(
     return plans.put(key, plan) if a.is_cuda else plan
 
 
-def _bind(choice: Choice, problem: MatmulProblem, *tensors: Tensor | None) -> Callable[..., None]:
+def _bind(
+    choice: Choice,
+    problem: MatmulProblem,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+) -> Callable[..., None]:
     """Import the kernel of a backend, which loads Triton, only when it runs."""
     config: Any = choice.config
     is_empty = 0 in (problem.m, problem.n, problem.l)
     if is_empty:
         return _nothing
-    device = tensors[4]
-    assert device is not None
-    with _op.device_guard(device):
+    tensors = (a, b, bias, residual, out)
+    with _op.device_guard(out):
         if isinstance(config, GluonSm90Config):
             from tileloom.ops.gemm.launch_gluon_sm90 import bind_matmul
 
-            return bind_matmul(problem, config, *tensors)  # pyright: ignore[reportArgumentType]
+            return bind_matmul(problem, config, *tensors)
         if isinstance(config, TritonConfig):
             from tileloom.ops.gemm import kernel_triton
 

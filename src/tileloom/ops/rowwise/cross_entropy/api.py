@@ -10,6 +10,7 @@ import torch
 from tileloom import knobs
 from tileloom.errors import DtypeError, OptionError, ShapeError
 from tileloom.ops._op import is_eager
+from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.checks import (
     check_config,
     check_device,
@@ -21,7 +22,6 @@ from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd
 from tileloom.ops.rowwise.cross_entropy.plans import forward_plan, forward_plans
 from tileloom.ops.rowwise.cross_entropy.problem import REDUCTIONS, Options, Reduction
-from tileloom.ops._plans import plan_key
 
 _OPTIONS = (
     *("label_smoothing", "ignore_index", "soft_cap", "reduction", "inplace_backward", "config"),

@@ -11,6 +11,7 @@ import torch
 
 from tileloom.errors import GradientError
 from tileloom.ops import _op
+from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.config import announce
 from tileloom.ops.rowwise.cross_entropy.plans import (
     backward_plan,
@@ -19,7 +20,6 @@ from tileloom.ops.rowwise.cross_entropy.plans import (
     forward_plans,
 )
 from tileloom.ops.rowwise.cross_entropy.problem import Options
-from tileloom.ops._plans import plan_key
 
 Tensor = torch.Tensor
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tileloom.ops._op import Choice
+from tileloom.ops._plans import Launch, Plans, plan_key
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
 from tileloom.ops.rowwise.cross_entropy.config import choose
 from tileloom.ops.rowwise.cross_entropy.problem import (
@@ -21,7 +22,6 @@ from tileloom.ops.rowwise.cross_entropy.reference import (
     cross_entropy_backward_reference,
     cross_entropy_reference,
 )
-from tileloom.ops._plans import Launch, Plans, plan_key
 from tileloom.target import target_of
 
 Tensor = torch.Tensor

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from tileloom.ops._op import Choice
+from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
 from tileloom.ops.rowwise.norm import arguments
 from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
-from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.target import Target, target_of
 

@@ -8,6 +8,7 @@ import torch
 
 from tileloom.errors import DtypeError, ShapeError
 from tileloom.ops._op import is_eager
+from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.checks import (
     check_config,
     check_device,
@@ -16,7 +17,6 @@ from tileloom.ops.rowwise.checks import (
     unknown_option,
 )
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
-from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
 from tileloom.ops.rowwise.softmax.plans import forward_plan, forward_plans
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from tileloom.ops import _op
-from tileloom.ops.rowwise.config import announce
 from tileloom.ops._plans import plan_key
+from tileloom.ops.rowwise.config import announce
 from tileloom.ops.rowwise.softmax.plans import (
     backward_plan,
     forward_plan,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tileloom.ops._op import Choice
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
 from tileloom.ops._plans import Launch, Plans, plan_key
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
 from tileloom.ops.rowwise.softmax.config import choose
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from tileloom.ops._plans import is_short, plan_key
 from tileloom.ops.rowwise.checks import (
     check_alike,
     check_config,
@@ -12,7 +13,6 @@ from tileloom.ops.rowwise.checks import (
     unknown_option,
 )
 from tileloom.ops.rowwise.config import RowConfig
-from tileloom.ops._plans import is_short, plan_key
 from tileloom.ops.rowwise.swiglu.autograd import swiglu_fwd
 from tileloom.ops.rowwise.swiglu.plans import forward_plan, forward_plans, run_announced
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from tileloom.ops._op import Choice
-from tileloom.ops.rowwise.config import LARGEST_WIDTH, Tile, TritonConfig, announce, decode
 from tileloom.ops._plans import Launch, Plans, plan_key
+from tileloom.ops.rowwise.config import LARGEST_WIDTH, Tile, TritonConfig, announce, decode
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.swiglu.config import choose
 from tileloom.ops.rowwise.swiglu.problem import SwigluProblem

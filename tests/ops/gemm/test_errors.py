@@ -1,0 +1,132 @@
+"""Wrong arguments: one sentence each, before any launch."""
+
+import pytest
+import torch
+
+from tileloom import errors
+from tileloom.ops.gemm import async_input_matmul, matmul
+from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig
+
+A, B = torch.randn(6, 4), torch.randn(4, 5)
+FLAGS = torch.ones(2, dtype=torch.int32).view(torch.uint32)
+NARROW = torch.randn(6, 4).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "kind", "text"),
+    [
+        ((A, A), {}, errors.ShapeError, "a's last size (K) must be b's last but one. Try: b.mT"),
+        ((A, torch.randn(3, 5)), {}, errors.ShapeError, "Try: a.mT or b.mT"),
+        ((A[0], B), {}, errors.ShapeError, "a has 1 dimensions; it must have 2, or 3"),
+        ((A[None, None], B), {}, errors.ShapeError, "Try: a.flatten(0, 1)"),
+        ((A.expand(2, 6, 4), B.expand(3, 4, 5)), {}, errors.ShapeError, "a has 2 batches, b has 3"),
+        ((A.int(), B), {}, errors.DtypeError, "a has dtype torch.int32; supported:"),
+        ((A, B.bfloat16()), {}, errors.DtypeError, "b has dtype torch.bfloat16, a has torch.float"),
+        ((A, B.to("meta")), {}, errors.DeviceError, "b is on meta, a on cpu"),
+        (([1.0], B), {}, errors.DtypeError, "a is a list; it must be a torch.Tensor"),
+        ((A.to_sparse(), B), {}, errors.DtypeError, "a is a torch.sparse_coo tensor"),
+        ((A, B), dict(bias=torch.randn(4)), errors.ShapeError, "bias has shape (4,); it must be"),
+        ((A, B), dict(bias=torch.randn(1, 5)), errors.ShapeError, "Try: bias.flatten()"),
+        ((A, B), dict(bias=3), errors.DtypeError, "bias is a int"),
+        ((A, B), dict(residual=A), errors.ShapeError, "residual has shape (6, 4); it must"),
+        ((A, B), dict(activation="tanh"), errors.OptionError, "activation is 'tanh'; it must be"),
+        ((A, B), dict(activation=""), errors.OptionError, "activation is ''; it must be one of"),
+        ((A, B), dict(out_dtype=torch.int8), errors.DtypeError, "out_dtype is torch.int8; supp"),
+        ((A, B), dict(config=3), errors.OptionError, "config is a int; it must be one of"),
+        ((A, B), dict(out=A), errors.ShapeError, "out has shape (6, 4), and the product (6, 5)"),
+        ((A, B), dict(out=torch.empty(6, 5), out_dtype=torch.float16), errors.DtypeError,
+         "out has dtype torch.float32, and out_dtype is torch.float16"),
+        ((A, B), dict(out=torch.empty(1, 5).expand(6, 5)), errors.OptionError, "a stride of 0"),
+        ((A, B), dict(config=GluonSm90Config()), errors.ConfigError, "the tensors are on the CPU"),
+        ((A, B), dict(config=TritonConfig(num_stages=0)), errors.ConfigError, "num_stages is 0, n"),
+        ((A, B), dict(transpose_b=True), errors.UnknownOptionError, "Try: b.mT, which copies"),
+        ((A, B), dict(actvation="relu"), errors.UnknownOptionError, "Try: activation=."),
+    ],
+)  # fmt: skip
+def test_matmul(args, options, kind, text):
+    with pytest.raises(kind) as caught:
+        matmul(*args, **options)
+    assert text in str(caught.value)
+    assert str(caught.value).startswith("matmul: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_out_may_not_share_memory_that_is_read():
+    whole = torch.randn(8, 8)
+    for name, a, b in (("a", whole[:, :4], B), ("b", A, whole[:4, :5])):
+        with pytest.raises(errors.OptionError, match=f"out shares memory with {name}"):
+            matmul(a, b, out=whole[: a.shape[0], : b.shape[1]])
+    with pytest.raises(errors.OptionError, match="out shares memory with residual"):
+        matmul(A, B, residual=whole[1:7, :5], out=whole[:6, :5])
+    residual = whole[:6, :5]
+    expected = A @ B + residual
+    torch.testing.assert_close(matmul(A, B, residual=residual, out=residual), expected)
+
+
+def test_no_gradient_into_out():
+    with pytest.raises(errors.GradientError, match="out= is given and a gradient is asked for"):
+        matmul(A.clone().requires_grad_(), B, out=torch.empty(6, 5))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_no_forward_derivative():
+    import torch.autograd.forward_ad as forward
+
+    with forward.dual_level(), pytest.raises(errors.GradientError, match="forward-mode"):
+        matmul(forward.make_dual(A, A), B)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        (dict(chunk_signals=FLAGS.view(torch.int32)), errors.DtypeError,
+         "chunk_signals has dtype torch.int32; it must be torch.uint32"),
+        (dict(chunk_signals=[1, 1]), errors.DtypeError, "chunk_signals is a list"),
+        (dict(chunk_signals=FLAGS.to("meta")), errors.DeviceError, "chunk_signals is on meta, a"),
+        (dict(chunk_signals=FLAGS[:0]), errors.ShapeError, "with a flag for each chunk"),
+        (dict(chunk_signals=FLAGS.expand(2, 2)), errors.ShapeError, "of one dimension"),
+        (dict(chunk_pivot=2), errors.OptionError, "chunk_pivot is 2; it must be in 0 .. 1"),
+        (dict(chunk_pivot=-1), errors.OptionError, "chunk_pivot is -1; it must be in 0 .. 1"),
+        (dict(chunk_pivot=0.5), errors.OptionError, "chunk_pivot is 0.5; it must be"),
+        (dict(chunk_offsets=(0, 6)), errors.ShapeError, "chunk_offsets has 2 entries, and chunk"),
+        (dict(chunk_offsets=(0, 3, 5)), errors.ShapeError, "from 0 to 5; it must run from 0 to"),
+        (dict(chunk_offsets=(0, 7, 6)), errors.ShapeError, "falls from 7 to 6 at entry 2"),
+        (dict(chunk_offsets=(0, 2.0, 6)), errors.OptionError, "a tuple of Python ints"),
+        (dict(epoch=-1), errors.OptionError, "epoch is -1; it must be an int in 0 .. 2^32 - 1"),
+        (dict(epoch=2**32), errors.OptionError, "epoch is 4294967296; it must be"),
+        (dict(timeout_s=-1), errors.OptionError, "timeout_s is -1; it must be seconds in"),
+        (dict(timeout_s=float("nan")), errors.OptionError, "timeout_s is nan; it must be"),
+        (dict(b=torch.randn(3, 5)), errors.ShapeError, "a's last size (K) must be"),
+        (dict(a=A[None]), errors.ShapeError, "chunks are rows of one matrix"),
+        (dict(config=TritonConfig()), errors.ConfigError, "waits for no chunk; only Gluon"),
+        (dict(timeout=3), errors.UnknownOptionError, "Try: timeout_s=."),
+    ],
+)  # fmt: skip
+def test_async_input_matmul(change, kind, text):
+    given = dict(a=A, b=B, chunk_signals=FLAGS) | change
+    operands = [given.pop(name) for name in ("a", "b", "chunk_signals")]
+    with pytest.raises(kind) as caught:
+        async_input_matmul(*operands, **given)
+    assert text in str(caught.value)
+    assert str(caught.value).startswith("async_input_matmul: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_gradient_through_async_input():
+    with pytest.raises(errors.GradientError, match="a gradient is asked for, and there is none"):
+        async_input_matmul(A.clone().requires_grad_(), B, FLAGS)
+
+
+def test_a_config_says_all_that_is_wrong_with_it():
+    from tileloom import emulator
+
+    config = GluonSm90Config(100, 256, 1, 0)
+    with emulator.run(), pytest.raises(errors.ConfigError) as caught:
+        matmul(NARROW, NARROW.mT, config=config)
+    text = str(caught.value)
+    for part in ("a has a stride of 4 elements", "the tile is 100x256", "stages is 1, not 0 or at",
+                 "swizzle_size is 0"):  # fmt: skip
+        assert part in text
+    wide = torch.randn(64, 64).bfloat16()
+    with emulator.run(), pytest.raises(errors.ConfigError, match="9 stages take "):
+        matmul(wide, wide, config=GluonSm90Config(stages=9))
