@@ -10,37 +10,34 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileloom import emulator, errors, knobs, launch, testing
-    from tileloom.ops.attention import masks
-    from tileloom.ops.attention.api import attention
-    from tileloom.ops.attention.varlen.api import attention_varlen
-    from tileloom.ops.rowwise.cross_entropy.api import cross_entropy
-    from tileloom.ops.rowwise.layer_norm.api import layer_norm
-    from tileloom.ops.rowwise.rms_norm.api import rms_norm
-    from tileloom.ops.rowwise.softmax.api import softmax
-    from tileloom.ops.rowwise.swiglu.api import swiglu
+    from tileloom import emulator, errors, knobs, launch, scheduling, testing
+    from tileloom.ops.attention import attention, attention_varlen, masks
+    from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
+    from tileloom.ops.rowwise.cross_entropy import cross_entropy
+    from tileloom.ops.rowwise.layer_norm import layer_norm
+    from tileloom.ops.rowwise.rms_norm import rms_norm
+    from tileloom.ops.rowwise.softmax import softmax
+    from tileloom.ops.rowwise.swiglu import swiglu
 
 __version__ = "0.1.0"
 
+_ROWWISE = ("cross_entropy", "layer_norm", "rms_norm", "softmax", "swiglu")
+_MODULES = ("emulator", "errors", "knobs", "launch", "scheduling", "testing")
 _PUBLIC = {
     "attention": "tileloom.ops.attention.api:attention",
     "attention_varlen": "tileloom.ops.attention.varlen.api:attention_varlen",
-    "cross_entropy": "tileloom.ops.rowwise.cross_entropy.api:cross_entropy",
-    "layer_norm": "tileloom.ops.rowwise.layer_norm.api:layer_norm",
+    "async_input_matmul": "tileloom.ops.gemm.async_api:async_input_matmul",
+    "check_signals": "tileloom.ops.gemm.signals:check_signals",
     "masks": "tileloom.ops.attention.masks",
-    "rms_norm": "tileloom.ops.rowwise.rms_norm.api:rms_norm",
-    "softmax": "tileloom.ops.rowwise.softmax.api:softmax",
-    "swiglu": "tileloom.ops.rowwise.swiglu.api:swiglu",
-    "emulator": "tileloom.emulator",
-    "errors": "tileloom.errors",
-    "knobs": "tileloom.knobs",
-    "launch": "tileloom.launch",
-    "testing": "tileloom.testing",
+    "matmul": "tileloom.ops.gemm.api:matmul",
+    **{name: f"tileloom.ops.rowwise.{name}.api:{name}" for name in _ROWWISE},
+    **{name: f"tileloom.{name}" for name in _MODULES},
 }
 
 __all__ = [
-    "__version__", "attention", "attention_varlen", "cross_entropy", "emulator", "errors", "knobs",
-    "launch", "layer_norm", "masks", "rms_norm", "softmax", "swiglu", "testing",
+    "__version__", "async_input_matmul", "attention", "attention_varlen", "check_signals",
+    "cross_entropy", "emulator", "errors", "knobs", "launch", "layer_norm", "masks", "matmul",
+    "rms_norm", "scheduling", "softmax", "swiglu", "testing",
 ]  # fmt: skip
 
 
