@@ -11,7 +11,7 @@ from tests.emulator import support
 from tileloom.cli.main import main
 from tileloom.emulator.check import settings
 from tileloom.emulator.judge import Judge
-from tileloom.emulator.mutate import Helpers, mutants
+from tileloom.emulator.mutate import Helpers, functions_of, mutants
 
 CASE = Path(support.CASES)
 WAYS = settings(["late", "random"], [0], ["ttgir"])
@@ -197,3 +197,36 @@ def test_a_file_that_is_wrong_as_it_is_has_no_mutants(tmp_path, capsys):
     text = capsys.readouterr().err
     assert "is not correct as it is. Try: tileloom check without --mutate." in text
     assert "[out-of-bounds]" in text
+
+
+TWO = (
+    LONELY.replace("MARK", "")
+    + """
+
+@triton.jit
+def helper(x_ptr):
+    return tl.atomic_add(x_ptr, 1, sem="acquire")
+
+@triton.jit
+def noticed(x_ptr, out_ptr):
+    tl.store(out_ptr, helper(x_ptr))
+"""
+)
+
+
+def test_a_kernel_limits_what_is_damaged_and_what_counts(tmp_path, capsys):
+    path = tmp_path / "lonely.py"
+    path.write_text(TWO.replace("    lonely[(1,)]", "    noticed[(1,)](*torch.zeros(2, 1, "
+                    "dtype=torch.int32))\n    lonely[(1,)]"))  # fmt: skip
+    assert functions_of("noticed", [TWO]) == {"noticed", "helper"}
+    judged = {
+        m.function for m in next(iter(Judge(path, WAYS, kernel="noticed").mutants().values()))
+    }
+    assert judged == {"helper"}
+    assert main(["check", f"{path}:lonely", *ONE]) == 1
+    out = capsys.readouterr().out
+    assert "lonely.py:6  memory order made relaxed" in out
+    assert "1 mutants, 1 that nobody notices" in out
+    assert main(["check", f"{path}:lonly", *ONE]) == 1
+    said = capsys.readouterr().err
+    assert f"lonely.py has no jitted function 'lonly' to damage. Try: {path}:lonely." in said

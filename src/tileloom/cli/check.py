@@ -30,7 +30,11 @@ def add_parser(subparsers: Any) -> None:
         ),
     )
     add = parser.add_argument
-    add("target", metavar="FILE[:KERNEL]", help="what to run; KERNEL filters reports")
+    add(
+        "target",
+        metavar="FILE[:KERNEL]",
+        help="what to run; KERNEL filters reports, and with --mutate what is damaged",
+    )
     add("--schedule", action="append", choices=("late", "eager", "random"),
         help="only this schedule; may be repeated. Default: all three")  # fmt: skip
     add("--seeds", type=_positive, default=2, metavar="N",
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     levels = args.level or ["ttgir", "machine"]
     ways = settings(schedules, seeds, levels, args.arch, args.sms)
     if args.mutate:
-        return _mutate(args, path, ways)
+        return _mutate(args, path, ways, kernel or None)
     if args.kernels or args.line:
         raise OptionError("check: --kernels and --line choose mutants. Try: --mutate with them.")
     result = check_in_child(
@@ -163,10 +167,10 @@ def _write_json(result: Result, target: str) -> None:
     print()
 
 
-def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting]) -> int:
+def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting], kernel: str | None) -> int:
     from tileloom.emulator.judge import Judge
 
-    judge = Judge(path, ways, args.kernels, timeout_s=args.timeout, case=args.case)
+    judge = Judge(path, ways, args.kernels, timeout_s=args.timeout, case=args.case, kernel=kernel)
     wanted = [
         (path, mutant)
         for path, found in judge.mutants().items()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tileloom.emulator.happens_before import Clock, join
+from tileloom.emulator.endings import BarrierUse
+from tileloom.emulator.happens_before import Clock, Record, join
 from tileloom.emulator.ir import Loc
+from tileloom.emulator.phases import Arrival, Phases
 from tileloom.emulator.report import Access
 
 if TYPE_CHECKING:
@@ -26,9 +28,13 @@ class Barrier:
         phase: Completed phases.
         fenced: Whether a fence is known to stand between its initialisation and the async proxy.
         in_cluster: Whether all CTAs of the cluster may use it.
+        phases: Who waits for which phase.
+        use: The books about all mbarriers of its allocation.
     """
 
-    def __init__(self, name: str, count: int, key: int, loc: Loc, maker: Partition) -> None:
+    def __init__(
+        self, name: str, count: int, key: int, loc: Loc, maker: Partition, use: BarrierUse
+    ) -> None:
         self.name = name
         self.count = count
         self.pending = count
@@ -39,12 +45,14 @@ class Barrier:
         self.clock: Clock = {}
         self.fence: Clock = {}
         self.released: tuple[Clock, Clock] = ({}, {})
-        self.loads: list[object] = []
-        self.last_load = 0
+        self.loads: list[Record] = []
+        self.last_load: Record | None = None
         self.made_by = maker
         self.made_at = maker.clock[maker.key] + 1
         self.fenced = False
         self.in_cluster = False
+        self.use = use
+        self.phases = Phases(maker.cta)
 
     def join(self, clock: Clock, fence: Clock) -> None:
         """Pass what an arriver knows on to later waiters."""
@@ -56,6 +64,7 @@ class Barrier:
         partition.clock[partition.key] += 1
         self.join(partition.clock, partition.fence)
         self.count_down(partition, count, loc, what)
+        partition.clock[self.phases.key] = self.phase
 
     def count_down(self, partition: Partition, count: int, loc: Loc, what: str) -> None:
         """Take arrivals off the current phase."""
@@ -73,30 +82,49 @@ class Barrier:
             )
             count = self.pending
         self.pending -= count
-        self.settle()
+        self._settle((partition, loc, what))
 
-    def settle(self) -> None:
-        """Complete the phase if nothing is missing."""
+    def _settle(self, arrival: Arrival) -> None:
+        """Complete the phase if nothing is missing after an arrival."""
+        use = self.use
+        if use.signal is None:
+            partition, loc, what = arrival
+            use.signal = Access(loc, what, partition.title, partition.cta.program)
         if self.pending == 0 and self.tx == 0:
             self.phase += 1
+            use.phases = max(use.phases, self.phase)
+            self.phases.completed(self, arrival)
             self.pending = self.count
             self.clock[self.key] = self.phase
             self.fence[self.key] = self.fence[-self.key] = self.phase
             self.released = (dict(self.clock), dict(self.fence))
             self.made_by.cta.launch.changed()  # for a loop that only tests it
 
-    def transfer(self, nbytes: int) -> None:
-        """Take arrived bytes off. Bytes may arrive before they are expected."""
+    def transfer(self, nbytes: int, known: Clock, arrival: Arrival) -> None:
+        """Take arrived bytes off. Bytes may arrive before they are expected.
+
+        Args:
+            nbytes: How many.
+            known: What the issuer knew of phases, as `phases.known` gives it.
+            arrival: Who issued the copy, where, and what it is.
+        """
         self.tx -= nbytes
-        self.settle()
+        join(self.clock, known)
+        self._settle(arrival)
+
+    def unfinished(self, known: int) -> Record | None:
+        """Return a copy that signals it in a later phase than the first `known` ones."""
+        load = self.loads[0] if self.loads else self.last_load
+        return load if load is not None and load.epoch > known else None
 
     def passed(self, parity: int) -> bool:
         """Whether a wait for this parity may go on."""
         return (self.phase & 1) != parity
 
-    def acquire(self, partition: Partition) -> None:
+    def acquire(self, partition: Partition, loc: Loc, *, blocks: bool = True) -> None:
         """Let a waiter that passed know what the arrivals of the completed phases knew."""
         partition.learn(*self.released)
+        self.phases.passed(self, partition, loc, blocks=blocks)
 
     def state(self) -> str:
         """Return the barrier's state as deadlock reports show it."""

@@ -22,6 +22,7 @@ from triton.runtime.jit import JITFunction
 
 from tileloom.emulator.child import ChildDied, answers
 from tileloom.emulator.devices import cuda_on_cpu
+from tileloom.emulator.endings import RingUse, never_reused
 from tileloom.emulator.replace import loading
 from tileloom.emulator.report import LaunchError, Report, ReportError
 from tileloom.emulator.session import Run, run
@@ -148,7 +149,7 @@ def settings(
 
 
 # ---- what a file consists of
-def _nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return the one of some names that is most like a name."""
     return max(sorted(names), key=lambda n: difflib.SequenceMatcher(None, name, n).ratio())
 
@@ -214,7 +215,7 @@ class _File:
         if self.case not in cases:
             raise LaunchError(
                 f"emulator: {self.path} has no case {self.case!r}; it has {', '.join(cases)}. "
-                f"Try: --case {shlex.quote(_nearest(self.case, cases))}."
+                f"Try: --case {shlex.quote(nearest(self.case, cases))}."
             )
         return {self.case: cases[self.case]}
 
@@ -272,6 +273,8 @@ def check_file(
             if check.is_done:
                 return check.result
     result = check.result
+    if not first_only:
+        check.look_at_rings()
     for original in copies:
         if original not in used and not result.failures:
             raise LaunchError(
@@ -285,7 +288,7 @@ def check_file(
     if kernel is not None and kernel not in result.kernels and not result.failures:
         raise LaunchError(
             f"emulator: {path} launched no kernel '{kernel}'; it launched "
-            f"{', '.join(sorted(result.kernels))}. Try: {path}:{_nearest(kernel, result.kernels)}."
+            f"{', '.join(sorted(result.kernels))}. Try: {path}:{nearest(kernel, result.kernels)}."
         )
     return result
 
@@ -303,6 +306,7 @@ class _Check:
         self.first_only = first_only
         self.say = say
         self.result = Result()
+        self.rings: list[tuple[RingUse, Setting]] = []
 
     @property
     def is_done(self) -> bool:
@@ -318,8 +322,18 @@ class _Check:
             self._play(session, way)
         self.result.launches += len(session.launches)
         self.result.kernels |= {launch.kernel for launch in session.launches}
+        self.rings += [(ring, way) for launch in session.launches for ring in launch.rings]
         self.say(self.result)
         return session
+
+    def look_at_rings(self) -> None:
+        """Add what no run tested: rings of mbarriers that were never used twice."""
+        if not self.rings:
+            return
+        way = self.rings[0][1]
+        rings = [ring for ring, _ in self.rings if self.kernel in (None, ring.kernel)]
+        self.result.findings += [Finding(report, way) for report in never_reused(rings)]
+        self.say(self.result)
 
     def _play(self, session: Run, way: Setting) -> None:
         case = ""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tileloom.emulator import phases
 from tileloom.emulator.ir import Module, Type, split_top
 from tileloom.emulator.report import UnsupportedKernelError
 
@@ -162,7 +163,7 @@ def arrive_all(partition: Partition, *, relaxed: bool = False) -> None:
             barrier.in_cluster = barrier.in_cluster or barrier.fenced
     for one in partition.team:
         one.clock[one.key] += 1
-        one.left = ({}, {}) if relaxed else (dict(one.clock), dict(one.fence))
+        one.left = (phases.known(one), {}) if relaxed else (dict(one.clock), dict(one.fence))
 
 
 def wait_all(partition: Partition) -> None:

@@ -24,6 +24,7 @@ class _HostProgram(Cta):
         self.clustered = False
         self.partitions = []
         self.inflight = []
+        self.phase_keys = []
 
 
 def _host(launch: Launch) -> Partition:

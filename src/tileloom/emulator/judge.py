@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tileloom.emulator.check import Finding, Result, Setting, check_in_child
-from tileloom.emulator.mutate import Helpers, Mutant, mutants
+from tileloom.emulator.check import Finding, Result, Setting, check_in_child, nearest
+from tileloom.emulator.mutate import Helpers, Mutant, functions_of, kernels_of, mutants
 from tileloom.emulator.report import LaunchError
 
 _MAX_STEPS = 2_000_000  # a mutant that goes on longer is one that does not end
@@ -53,28 +53,42 @@ class Judge:
         kernels: The files to damage: `path` itself, or modules that it imports.
         timeout_s: Seconds that one launch may take.
         case: Run only this case.
+        kernel: Damage only this kernel and the functions it is made of, and heed only what is
+            reported about it.
     """
 
     def __init__(
         self, path: Path, ways: Sequence[Setting], kernels: Sequence[Path] = (), *,
-        timeout_s: float = 600.0, case: str | None = None,
+        timeout_s: float = 600.0, case: str | None = None, kernel: str | None = None,
     ) -> None:  # fmt: skip
         self.path = path
         self.ways = ways
         self.kernels = tuple(kernels) or (path,)
         self.timeout_s = timeout_s
         self.case = case
+        self.kernel = kernel
         self._usual: set[tuple[str, ...]] = set()
 
     def mutants(self) -> Mapping[Path, list[Mutant]]:
         """Return the mutants of each file; helpers count in all of them.
 
         Raises:
-            LaunchError: If there is no such file, or it is not Python.
+            LaunchError: If there is no such file or kernel, or it is not Python.
         """
         texts = {path: _source(path) for path in self.kernels}
         helpers = Helpers.of(texts.values())
-        return {path: mutants(text, helpers) for path, text in texts.items()}
+        found = {path: mutants(text, helpers) for path, text in texts.items()}
+        if self.kernel is None:
+            return found
+        wanted = functions_of(self.kernel, texts.values())
+        if not wanted:
+            known = kernels_of(texts.values())
+            hint = f" Try: {self.path}:{nearest(self.kernel, known)}." if known else ""
+            raise LaunchError(
+                f"emulator: {', '.join(path.name for path in texts)} has no jitted function "
+                f"'{self.kernel}' to damage.{hint}"
+            )
+        return {path: [m for m in some if m.function in wanted] for path, some in found.items()}
 
     def run_as_it_is(self) -> None:
         """Run everything undamaged, so that what is said anyway counts as nobody's notice.
@@ -122,7 +136,7 @@ class Judge:
     def _check(self, copies: Mapping[Path, Path], *, first_only: bool) -> Result:
         return check_in_child(
             self.path, self.ways, timeout_s=self.timeout_s, case=self.case, copies=copies,
-            first_only=first_only, max_steps=_MAX_STEPS,
+            first_only=first_only, max_steps=_MAX_STEPS, kernel=self.kernel,
         )  # fmt: skip
 
     def verdicts(

@@ -14,7 +14,7 @@ from typing import Any
 
 from tileloom.emulator.dtypes import UnknownElementError
 from tileloom.emulator.ir import Block, Func, Loc, Module, Op, walk
-from tileloom.emulator.machine import Cta, Frame, Partition, Wait
+from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.report import EmulatorError, UnsupportedKernelError, quote
 
 PURE, STEP, NEST, END = range(4)
@@ -100,6 +100,7 @@ class Program:
         module: What was read.
         communicates: Whether programs may talk through global memory, so that they run together.
         name: The kernel's name.
+        waits: The statements that wait for an mbarrier.
     """
 
     def __init__(self, module: Module, *, level: str = "ttgir") -> None:
@@ -109,6 +110,7 @@ class Program:
         self.name = module.kernel.name
         self.communicates = any(_communicates(op) for op in module.walk())
         self.is_gluon = False
+        self.waits = {id(op) for op in module.walk() if op.name == "ttng.wait_barrier"}
         for func in module.funcs.values():
             self.build_blocks(func.blocks)
 
@@ -224,35 +226,6 @@ class Program:
             frame[slot] = value
         result = yield from self.run_blocks(func.blocks, frame)
         return result or []
-
-    def at_exit(self, cta: Cta) -> None:
-        """Report asynchronous work that the program left unwaited."""
-        if cta.aborted:
-            return
-        for partition in (one for lead in cta.partitions for one in lead.team):
-            queue = partition.wgmma
-            if partition.clock.get(queue.key, 0) < queue.issued and queue.last:
-                partition.report(
-                    "exit", "the program ends while a wgmma of its own is not known to be complete",
-                    queue.last, "wgmma", hint="warpgroup_mma_wait(0) before the end",
-                )  # fmt: skip
-            queue = partition.stores
-            if partition.clock.get(queue.key, 0) < queue.issued and queue.last:
-                partition.report(
-                    "exit",
-                    "the program ends while a TMA store may still read its shared memory",
-                    queue.last, "TMA store", hint="tma.store_wait(0) before the end",
-                )  # fmt: skip
-        for named in cta.named.values():
-            if named.here:
-                who, loc, what = named.here[0]
-                who.report(
-                    "barrier", f"the program ends with {named.arrived} of {named.expected} threads "
-                    f"waiting to be met at named barrier {named.ident}", loc, what, severity="info",
-                    hint="harmless here; pair every bar.arrive with a bar.sync",
-                )  # fmt: skip
-        while flying := cta.candidates():
-            cta.complete(flying[0])
 
 
 def poll(partition: Partition, loc: Loc) -> Wait | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, global_access
+from tileloom.emulator import dtypes, global_access, phases
 from tileloom.emulator.barriers import Barrier
 from tileloom.emulator.cluster import Spread, spread_of
 from tileloom.emulator.dialect import STORE_WAIT_SAYS_READ_ONLY
@@ -69,17 +69,20 @@ def _tma_load(op: Op, program: Program) -> Run:
             view.data.fill(np.nan)
         view.init[...] = True
         nbytes = view.data.size * dtypes.size_of(view.buffer.elem) // pieces
+        knowledge = [
+            phases.known(partition.team[sender]) for sender, _, many in routes for _ in many
+        ]
         for barrier, records in signals:
             barrier.loads += records
 
         def complete() -> None:
             view.current()[...] = desc.read(corner).reshape(view.data.shape)
-            for barrier, records in signals:
-                barrier.last_load = barrier.phase + 1
+            for (barrier, records), knows in zip(signals, knowledge):
+                barrier.last_load = records[0]
                 for record in records:
-                    record.epoch = barrier.last_load
+                    record.epoch = barrier.phase + 1
                     barrier.loads.remove(record)
-                barrier.transfer(nbytes)
+                barrier.transfer(nbytes, knows, (records[0].partition, loc, "TMA load"))
 
         cta.issue("TMA load", partition, complete, loc)
 
@@ -233,7 +236,7 @@ def _shared_store(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         partition: Partition = f[0]
         view, bars = view_of(f, target), view_of(f, bar)
-        signals: list[tuple[Barrier, Record]] = []
+        signals: list[tuple[Barrier, Record, Clock]] = []
         for rank, sender in enumerate(senders):
             issuer = partition.team[sender]
             barrier = barrier_of(issuer, bars, loc, "asynchronous store", rank)
@@ -242,7 +245,7 @@ def _shared_store(op: Op, program: Program) -> Run:
             record = partition.cta.launch.shared.access(
                 view, issuer, "asynchronous store", loc, write=True, key=barrier.key, rank=rank
             )
-            signals.append((barrier, record))
+            signals.append((barrier, record, phases.known(issuer)))
             barrier.loads.append(record)
         new = np.asarray(f[value]).reshape(view.data.shape)
         if dtypes.is_float(view.buffer.elem):
@@ -252,10 +255,11 @@ def _shared_store(op: Op, program: Program) -> Run:
 
         def complete() -> None:
             view.current()[...] = new
-            for barrier, record in signals:
-                record.epoch = barrier.last_load = barrier.phase + 1
+            for barrier, record, knows in signals:
+                barrier.last_load = record
+                record.epoch = barrier.phase + 1
                 barrier.loads.remove(record)
-                barrier.transfer(nbytes)
+                barrier.transfer(nbytes, knows, (record.partition, loc, record.kind))
 
         partition.cta.issue("asynchronous store", partition, complete, loc)
 

@@ -95,7 +95,9 @@ def make_barrier(partition: Partition, view: View, count: int, sharers: int, loc
         )  # fmt: skip
     launch = partition.cta.launch
     launch.shared.access(view, partition, "mbarrier.init", loc, write=True)
-    barrier = Barrier(view.name, count * sharers, launch.new_key(), loc, partition)
+    use = launch.use_of(view.buffer.name, view.buffer.loc)
+    use.slots.add(view.key[0])
+    barrier = Barrier(view.name, count * sharers, launch.new_key(), loc, partition, use)
     partition.clock[partition.key] += 1
     view.buffer.bars[view.key[0], partition.rank] = barrier
 
@@ -118,7 +120,7 @@ def invalidate(partition: Partition, view: View, loc: Loc) -> None:
     barrier = barrier_of(partition, view, loc, "mbarrier.invalidate")
     if barrier is None:
         return
-    if barrier.loads or partition.clock.get(barrier.key, 0) < barrier.last_load:
+    if barrier.unfinished(partition.clock.get(barrier.key, 0)):
         partition.report(
             "barrier", f"mbarrier {view.name} is invalidated while a copy that signals it is not "
             "known to be complete", loc, "mbarrier.invalidate", hint="wait for it first",
@@ -187,12 +189,13 @@ def _wait(op: Op, program: Program) -> Run:
     own = op.text.split(" : ")[0].split(" deps ")[0].count("%")
     a, parity_slot = op.operands[:2]
     predicate = op.operands[2] if own > 2 else None
-    loc = op.loc
+    loc, here = op.loc, id(op)
     spread = spread_of(op.operand_types()[0], program.module)
 
     def run(f: Frame) -> Wait | None:
         if not enabled(f, predicate):
             return None
+        f[0].cta.launch.waits.add(here)
         view = view_of(f, a)
         parity = f[parity_slot] & 1
         found = [
@@ -200,12 +203,15 @@ def _wait(op: Op, program: Program) -> Run:
             if (barrier := barrier_of(one, view, loc, "mbarrier.wait")) is not None
         ]  # fmt: skip
 
+        for one, barrier in found:
+            barrier.phases.begin(barrier, one, parity, loc, blocks=True)
+
         def ready() -> bool:
             return all(barrier.passed(parity) for _, barrier in found)
 
         def known() -> None:
             for one, barrier in found:
-                barrier.acquire(one)
+                barrier.acquire(one, loc)
 
         def text() -> str:
             late = next((b for _, b in found if not b.passed(parity)), found[0][1])

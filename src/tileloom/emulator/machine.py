@@ -12,7 +12,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tileloom.emulator import endings
 from tileloom.emulator.barriers import NamedBarrier
+from tileloom.emulator.endings import BarrierUse
 from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker, join
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.memory import SharedBuffer, Storage
@@ -110,6 +112,7 @@ class Partition:
         self.flying: set[int] = set()
         self.stores = Queue(launch.new_key())
         self.stored_key = launch.new_key()
+        self.passes_key = cta.new_phase_key()
         self.generator: Generator[Wait | None, None, Any] | None = None
         self.wait: Wait | None = None
         self.finished = False
@@ -180,6 +183,7 @@ class Cta:
         self.buffers: dict[int, SharedBuffer] = {}
         self.named: dict[int, NamedBarrier] = {}
         self.addresses: list[View] = []
+        self.phase_keys: list[int] = []
         self.main = Partition(self, "main", launch.program.module.num_warps)
         self.partitions.append(self.main)
         func = launch.program.module.kernel
@@ -188,6 +192,11 @@ class Cta:
         for slot, value in zip(func.args, launch.args):
             frame[slot] = value
         self.main.generator = launch.program.run_blocks(func.blocks, frame)
+
+    def new_phase_key(self) -> int:
+        """Return a clock key for what is known of waits and phases; it orders no memory."""
+        self.phase_keys.append(self.launch.new_key())
+        return self.phase_keys[-1]
 
     def issue(
         self, kind: str, partition: Partition, run: Callable[[], None], loc: Loc, *,
@@ -288,11 +297,20 @@ class Launch:
         self.explore = self.options.schedule == "random"
         self.polls = 0
         self.active: list[Cta] = []
+        self.uses: dict[tuple[str, Loc], BarrierUse] = {}
+        self.waits: set[int] = set()
 
     def new_key(self) -> int:
         """Return a clock key that nobody has."""
         self.keys += 1
         return self.keys
+
+    def use_of(self, name: str, at: Loc) -> BarrierUse:
+        """Return the books about the mbarriers of one allocation."""
+        found = self.uses.get((name, at))
+        if found is None:
+            found = self.uses[name, at] = BarrierUse(name, at)
+        return found
 
     def changed(self) -> None:
         """Note that memory which others may poll has changed."""
@@ -317,11 +335,15 @@ class Launch:
             while len(self.active) < together and (program := next(waiting, None)) is not None:
                 self.active.append(Cta(self, program))
             if not self.active:
-                return
+                break
             self.round()
             for cta in [c for c in self.active if c.finished]:
                 self.active.remove(cta)
-                self.program.at_exit(cta)
+                endings.check_program(cta)
+                while flying := cta.candidates():
+                    cta.complete(flying[0])
+
+        endings.check_launch(self)
 
     def play_host_event(self) -> None:
         """Let the host do the next thing on its list."""

@@ -106,6 +106,39 @@ class Helpers:
                 )
 
 
+def functions_of(kernel: str, texts: Iterable[str]) -> frozenset[str]:
+    """Return the jitted functions that a kernel is made of: itself and what it names, all the way.
+
+    Args:
+        kernel: The kernel's name.
+        texts: Python sources.
+
+    Returns:
+        Their names; empty if no source has such a kernel.
+    """
+    names: dict[str, set[str]] = {}
+    for text in texts:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+                words = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+                words |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+                names.setdefault(node.name, set()).update(words)
+    found: set[str] = set()
+    waiting = [kernel]
+    while waiting:
+        name = waiting.pop()
+        if name in names and name not in found:
+            found.add(name)
+            waiting += names[name]
+    return frozenset(found)
+
+
+def kernels_of(texts: Iterable[str]) -> list[str]:
+    """Return the names of all jitted functions of some sources, sorted."""
+    trees = [ast.parse(text) for text in texts]
+    return sorted({getattr(n, "name", "") for t in trees for n in ast.walk(t) if _is_kernel(n)})
+
+
 def _statements(function: ast.FunctionDef) -> set[str]:
     """Names of what a function calls as statements; "" among them if it does anything else."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body

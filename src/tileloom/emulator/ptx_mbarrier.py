@@ -102,6 +102,7 @@ def _wait(
 ) -> Generator[Wait | None, None, None]:
     partition = lanes.partition
     parity = _number(lanes, i, 2) & 1
+    barrier.phases.begin(barrier, partition, parity, lanes.loc, blocks=blocks)
     if blocks and not barrier.passed(parity):
         yield Wait(
             lambda: barrier.passed(parity), lambda: f"parity {parity} of {barrier.state()}",
@@ -109,7 +110,7 @@ def _wait(
         )  # fmt: skip
     passed = barrier.passed(parity)
     if passed:
-        barrier.acquire(partition)
+        barrier.acquire(partition, lanes.loc, blocks=blocks)
     else:
         partition.looks += 1
     lanes.write(i.operands[0], np.full(lanes.count, passed))

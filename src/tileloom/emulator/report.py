@@ -119,7 +119,7 @@ def quote_with_callers(loc: Loc) -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """One side of a conflict: where it stands and who did it."""
+    """One side of a conflict: where it stands and who did it; `program` is empty for no one."""
 
     loc: Loc
     what: str
@@ -128,7 +128,9 @@ class Access:
 
     def text(self) -> str:
         """Return the access as the lines of a report show it."""
-        who = f"({self.what} by partition '{self.partition}', program {self.program})"
+        who = f"({self.what})"
+        if self.program:
+            who = f"({self.what} by partition '{self.partition}', program {self.program})"
         lines = [f"{quote(self.loc)}   {who}"]
         lines += [f"         called from {caller}" for caller in callers_of(self.loc)]
         return "\n".join(lines)

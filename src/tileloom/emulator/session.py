@@ -13,8 +13,9 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from tileloom import target as targets
-from tileloom.emulator import host
+from tileloom.emulator import endings, host
 from tileloom.emulator.capture import captured
+from tileloom.emulator.endings import RingUse
 from tileloom.emulator.lower import Program
 from tileloom.emulator.machine import SCHEDULES, HostEvent, Launch, Options, StepsExceeded
 from tileloom.emulator.memory import Storage
@@ -27,13 +28,14 @@ _ARCHS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_90a": (9, 0)}
 
 @dataclass
 class LaunchInfo:
-    """What one launch cost: its kernel, programs, checked accesses and steps."""
+    """What one launch cost: its kernel, programs, checked accesses and steps; its rings."""
 
     kernel: str
     grid: tuple[int, int, int]
     shared_accesses: int
     global_accesses: int
     steps: int
+    rings: tuple[RingUse, ...] = ()
 
 
 @dataclass
@@ -131,7 +133,12 @@ class Run:
         finally:
             self.launches.append(
                 LaunchInfo(
-                    program.name, grid, launch.shared.count, launch.memory.count, launch.steps
+                    program.name,
+                    grid,
+                    launch.shared.count,
+                    launch.memory.count,
+                    launch.steps,
+                    tuple(endings.rings(launch)),
                 )
             )
 
