@@ -21,7 +21,13 @@ from tests.emulator import support
 from tileloom import device, emulator
 from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
-from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys, wait_flag, wait_flag_set
+from tileloom.device.memory import (
+    globaltimer,
+    load_acquire_sys,
+    store_release_sys,
+    wait_flag,
+    wait_flag_set,
+)
 from tileloom.device.order import pin
 from tileloom.emulator import capture
 from tileloom.emulator.ir import walk

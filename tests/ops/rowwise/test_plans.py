@@ -11,9 +11,9 @@ import tileloom.ops.rowwise.norm.calls as norm_calls
 import tileloom.ops.rowwise.swiglu.api as swiglu_api
 from tileloom import emulator
 from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.ops._plans import Plans, is_short, layout_key, plan_key
 from tileloom.ops.rowwise.config import ReferenceConfig
 from tileloom.ops.rowwise.layer_norm import layer_norm
-from tileloom.ops._plans import Plans, is_short, layout_key, plan_key
 from tileloom.ops.rowwise.rms_norm import rms_norm
 from tileloom.ops.rowwise.swiglu import swiglu
 

@@ -13,7 +13,8 @@ lies past M, N or K with zeros and clips what is stored. With chunks of rows (as
 ends at its chunk's edge, and its last rows are stored by hand.
 
 Bytes moved: C once; A once for each column of tiles and B once for each row, from L2 where the
-group of the raster lets them.
+group of the raster lets them. The last box of a chunk reads on into the next chunk, whose rows
+may be arriving: what it reads there is never stored.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
@@ -157,7 +158,8 @@ def _consumer(
         col = work.n_idx * BLOCK_N + (WG * WN if SPLIT_N else 0)
         rows = work.rows_end - row
         if HAS_RESIDUAL:
-            load_residual(residual_desc, c_smem, residual_full, work.l_idx, row, col, WG, BUFFERS)
+            load_residual(residual_desc, c_smem, residual_full, work.l_idx, row, col, WG, BUFFERS,
+                          CHUNKED)  # fmt: skip
         acc, stage, phase = _multiply(a_smem, b_smem, full, empty, k_steps, stage, phase, WG, WM,
                                       WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N)  # fmt: skip
         store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, count & 1,

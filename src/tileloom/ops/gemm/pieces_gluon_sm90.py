@@ -125,10 +125,12 @@ def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_ptr, smem, residu
 
 @gluon.jit
 def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.constexpr,
-                  BUFFERS: gl.constexpr):  # fmt: skip
+                  BUFFERS: gl.constexpr, CHUNKED: gl.constexpr):  # fmt: skip
     """Start to load a tile's residual into the slices that its output will leave by."""
     SUB: gl.constexpr = smem.type.shape[3]
     tma.store_wait(0)
+    if CHUNKED:
+        fence_async_shared()  # behind the reads of a slice that was stored by hand
     for s in gl.static_range(BUFFERS):
         slot = WG * BUFFERS + s
         bar = residual_full.index(slot)

@@ -8,9 +8,9 @@ from tests.ops.rowwise.cross_entropy import cases
 
 from tileloom import emulator, knobs
 from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.ops._plans import Plans
 from tileloom.ops.rowwise.config import ReferenceConfig
 from tileloom.ops.rowwise.cross_entropy import api, cross_entropy
-from tileloom.ops._plans import Plans
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from tests.ops.rowwise.softmax import cases
 
 from tileloom import emulator
 from tileloom.errors import DtypeError, OptionError, ShapeError
-from tileloom.ops.rowwise.config import ReferenceConfig
 from tileloom.ops._plans import Plans
+from tileloom.ops.rowwise.config import ReferenceConfig
 from tileloom.ops.rowwise.softmax import api, softmax
 
 
