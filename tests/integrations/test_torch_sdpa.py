@@ -12,8 +12,17 @@ import threading
 import pytest
 import torch
 from tests.integrations import torch_sdpa_spec as spec
-from tests.integrations.torch_sdpa_cases import DENSE, PACKED, SdpaCase, arguments, seeded
+from tests.integrations.torch_sdpa_cases import (
+    BOTTOM,
+    CAUSAL,
+    DENSE,
+    PACKED,
+    SdpaCase,
+    arguments,
+    seeded,
+)
 
+from tileloom import emulator
 from tileloom.errors import UnsupportedError
 from tileloom.integrations import torch_sdpa
 from tileloom.ops import record_choices
@@ -284,18 +293,23 @@ def test_what_a_compiler_expects_of_the_outputs_is_what_they_are(layout):
     assert results[4:] == expected[4:]
 
 
-@pytest.mark.usefixtures("originals")
-def test_the_operator_computes_under_the_emulator():
-    from tileloom import emulator
+_EMULATED = [
+    (SdpaCase("M1", (1, 90, 70, 2, 64, 64), layout="bhmk", options=BOTTOM), "gluon_sm90"),
+    (SdpaCase("bias", (1, 20, 37, 2, 16, 16), bias="full", options=CAUSAL), None),
+    (SdpaCase("float32", (1, 20, 20, 1, 16, 16), torch.float32, layout="packed"), "triton"),
+]
 
-    case = SdpaCase(
-        "emulated", (1, 70, 90, 2, 64, 64), layout="bhmk", options={"custom_mask_type": 2}
-    )
+
+@pytest.mark.usefixtures("originals")
+@pytest.mark.filterwarnings("ignore::tileloom.ops._op.PerformanceWarning")
+@pytest.mark.parametrize(("case", "backend"), _EMULATED, ids=lambda x: getattr(x, "id", ""))
+def test_the_kernels_compute_the_operators_under_the_emulator(case, backend):
     leaves = tuple(t.detach().clone().requires_grad_() for t in case.tensors())
     with hold(), emulator.run(sms=2) as run, record_choices() as choices:
         results = call(leaves, **case.options)
         grads = torch.autograd.grad(results[0], leaves, case.upstream())
-    assert choices[0].backend == "gluon_sm90"
+    assert "reference" not in [choice.backend for choice in choices]
+    assert backend is None or choices[0].backend == backend
     assert [r.text() for r in run.reports if r.severity != "info"] == []
     tensors = tuple(t.detach() for t in leaves)
     spec.check_forward([t.detach() for t in results[:2]], tensors, **case.options)
