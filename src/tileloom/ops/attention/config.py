@@ -70,7 +70,7 @@ class TritonConfig:
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = portable_reasons(problem, target, self.block_m + self.block_n)
-        tiles = problem.batch * problem.heads_q * -(-problem.len_q // max(self.block_m, 1))
+        tiles = problem.heads_q * problem.blocks_q(self.block_m)
         if tiles > _MAX_INT32:
             why.append(f"B * Hq * ceil(Lq / block_m) is {tiles}, more than 2^31 - 1")
         why += tile_faults(self)
@@ -243,8 +243,10 @@ def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> 
     limit = _MAX_INT32 - blocks
     if problem.len_q + problem.len_k > limit:
         why.append(f"Lq + Lk is {problem.len_q + problem.len_k}, more than {limit}")
-    if problem.packed:
-        why.append("sequences are packed")
+    if problem.packed and sum(problem.packed.totals) + problem.batch > limit:
+        why.append(
+            f"Tq + Tk + S is {sum(problem.packed.totals) + problem.batch}, more than {limit}"
+        )
     return why
 
 

@@ -81,12 +81,12 @@ class TritonBackwardConfig:
         """Return why this config cannot run the problem on the target; empty if it can."""
         blocks = max(tile.block_m + tile.block_n for tile in (self.dkv, self.dq))
         why = portable_reasons(problem, target, blocks)
+        keys, rows = problem.blocks_k(self.dkv.block_n), problem.blocks_q(self.dq.block_m)
         tiles = (
-            ("B * Hkv * ceil(Lk / dkv.block_n)", problem.heads_kv, problem.len_k, self.dkv.block_n),
-            ("B * Hq * ceil(Lq / dq.block_m)", problem.heads_q, problem.len_q, self.dq.block_m),
+            ("B * Hkv * ceil(Lk / dkv.block_n)", problem.heads_kv * keys),
+            ("B * Hq * ceil(Lq / dq.block_m)", problem.heads_q * rows),
         )
-        for text, heads, length, block in tiles:
-            programs = problem.batch * heads * -(-length // max(block, 1))
+        for text, programs in tiles:
             if programs > _MAX_INT32:
                 why.append(f"{text} is {programs}, more than 2^31 - 1")
         why += [*tile_faults(self.dkv, "dkv."), *tile_faults(self.dq, "dq.")]

@@ -41,8 +41,9 @@ import triton.language as tl
 from tileloom.launch.launcher import prepared
 from tileloom.ops.attention.config import TritonConfig, padded_head_dim
 from tileloom.ops.attention.philox import PhiloxState
-from tileloom.ops.attention.problem import AttentionProblem
-from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
+from tileloom.ops.attention.pieces_packed import block_of
+from tileloom.ops.attention.problem import AttentionProblem, Offsets
+from tileloom.ops.attention.strides import batch_strides, scores_arguments, vector_of
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = tl.constexpr(math.log(2.0))
@@ -59,7 +60,10 @@ INT64_ARGUMENTS = (
     *("out_b", "out_h", "out_l", "lengths_b"),
     *("left_top", "right_top", "left_bottom", "right_bottom"),
 )
-INT32_ARGUMENTS = ("heads", "heads_all", "group", "section", "tiles", "len_q", "len_k")
+INT32_ARGUMENTS = (
+    *("heads", "heads_all", "group", "section", "tiles", "len_q", "len_k"),
+    *("sequences", "total_q", "total_k"),
+)
 
 
 @triton.jit
@@ -228,6 +232,7 @@ def attention_fwd_kernel(
     out_b: tl.int64, out_h: tl.int64, out_l: tl.int64, lengths_b: tl.int64,
     heads: tl.int32, heads_all: tl.int32, group: tl.int32, section: tl.int32, tiles: tl.int32,
     len_q: tl.int32, len_k: tl.int32,
+    cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_D: tl.constexpr,
@@ -240,7 +245,8 @@ def attention_fwd_kernel(
     Strides come in units of VECTOR (MASK_VECTOR, BIAS_VECTOR) elements, last-dimension strides
     only where that constant is 0 and the units are single elements; MODE is 0 without the tensor,
     1 if it is the same for every row, 2 otherwise. `scale` is not negative, NEGATE stands for its
-    sign; without a bias it comes times log2(e).
+    sign; without a bias it comes times log2(e). Of packed sequences (`cu_q`) `len_q` and `len_k`
+    bound the lengths, and the strides of batches are those of rows; see `pieces_packed.py`.
     """
     # Sections of heads; inside one, tile by tile, those with the most keys first.
     program = tl.program_id(0)
@@ -249,11 +255,20 @@ def attention_fwd_kernel(
     width = tl.minimum(section, heads_all - part * section)
     tile = within // width
     head_all = part * section + within - tile * width
-    if HAS_RIGHT:
-        tile = tiles - 1 - tile
     batch = tl.cast(head_all // heads, tl.int64)
     head = tl.cast(head_all % heads, tl.int64)
     head_kv = head // group
+    if cu_q is None:
+        if HAS_RIGHT:
+            tile = tiles - 1 - tile
+        batch_q = batch
+        batch_k = batch
+        row_of_all = tl.cast(head_all, tl.int64) * len_q
+    else:
+        batch, tile, batch_q, len_q, batch_k, len_k = block_of(
+            tile, cu_q, cu_k, sequences, total_q, total_k, len_q, len_k, BLOCK_M, HAS_RIGHT
+        )
+        row_of_all = head * total_q + batch_q
 
     n = len_k
     if HAS_LENGTHS:
@@ -292,9 +307,9 @@ def attention_fwd_kernel(
     dims_v = tl.arange(0, BLOCK_DV).to(tl.int64)
     keys = tl.arange(0, BLOCK_N).to(tl.int64)
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
-    q += batch * (q_b * UNIT) + head * (q_h * UNIT)
-    k += batch * (k_b * UNIT) + head_kv * (k_h * UNIT)
-    v += batch * (v_b * UNIT) + head_kv * (v_h * UNIT)
+    q += batch_q * (q_b * UNIT) + head * (q_h * UNIT)
+    k += batch_k * (k_b * UNIT) + head_kv * (k_h * UNIT)
+    v += batch_k * (v_b * UNIT) + head_kv * (v_h * UNIT)
     q_step = q_d
     k_step = k_d
     if VECTOR == 0:
@@ -349,9 +364,8 @@ def attention_fwd_kernel(
     else:
         log_sum = (peak + tl.log2(total)) * _LN_2
     log_sum = tl.where(sees_none, float("-inf"), log_sum)
-    row_of_all = tl.cast(head_all, tl.int64) * len_q + rows_at
-    tl.store(lse + row_of_all, log_sum, mask=rows_seen)
-    out += batch * (out_b * UNIT) + head * (out_h * UNIT)
+    tl.store(lse + (row_of_all + rows_at), log_sum, mask=rows_seen)
+    out += batch_q * (out_b * UNIT) + head * (out_h * UNIT)
     out_tile = out + (rows_at[:, None] * (out_l * UNIT) + dims_v[None, :])
     stored = rows_seen[:, None]
     if HEAD_DIM_V < BLOCK_DV:
@@ -380,7 +394,7 @@ def constants(problem: AttentionProblem, config: TritonConfig) -> dict[str, obje
 def _section(problem: AttentionProblem) -> int:
     """How many heads run side by side, longest tiles first; 1 where all tiles are as long."""
     heads_all = problem.batch * problem.heads_q
-    if not problem.band.has_right:
+    if problem.packed or not problem.band.has_right:
         return 1
     head_bytes = problem.len_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
     group = problem.heads_q // problem.heads_kv
@@ -399,6 +413,7 @@ def bind_attention_fwd(
     state: PhiloxState | None,
     out: torch.Tensor,
     lse: torch.Tensor,
+    offsets: Offsets | None = None,
 ) -> Callable[..., None]:
     """Prepare the launch for a problem that is not empty; nothing is allocated or copied.
 
@@ -415,6 +430,7 @@ def bind_attention_fwd(
         state: Not taken.
         out: `[B, Hq, Lq, Dv]`, unit stride in the last dimension.
         lse: `[B, Hq, Lq]`, float32, contiguous.
+        offsets: Of packed sequences, whose tensors have B = 1.
 
     Returns:
         `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`, which writes O and LSE, for
@@ -426,8 +442,8 @@ def bind_attention_fwd(
     unit = vector or 1
     mask_mode, mask_vector, mask_strides = scores_arguments(mask, full)
     bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
-    tiles = triton.cdiv(problem.len_q, config.block_m)
-    heads_all = problem.batch * problem.heads_q
+    heads_all = problem.heads_q * (1 if problem.packed else problem.batch)
+    tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads_all
     # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
     scale = max(abs(problem.scale), _LEAST_SCALE) * (1.0 if bias is not None else _LOG2_E)
     launcher = prepared(
@@ -437,12 +453,14 @@ def bind_attention_fwd(
         (tiles * heads_all,),
         q, k, v, None if mask is None else mask.view(torch.uint8), bias, key_lengths, out, lse,
         scale,
-        *(s // unit for s in (*strides_of(q), *strides_of(k), *strides_of(v))),
+        *(s // unit for t in (q, k, v) for s in batch_strides(t, problem)),
         *mask_strides, *bias_strides,
-        *(s // unit for s in strides_of(out)[:3]),
+        *(s // unit for s in batch_strides(out, problem)[:3]),
         0 if key_lengths is None else key_lengths.stride(0),
         problem.heads_q, heads_all, problem.heads_q // problem.heads_kv,
         _section(problem), tiles, problem.len_q, problem.len_k,
+        *(offsets or (None, None)), problem.batch,
+        *(problem.packed.totals if problem.packed else (0, 0)),
         *problem.band.clamped(problem.len_q, problem.len_k),
         **constants(problem, config), VECTOR=vector, MASK_VECTOR=mask_vector,
         BIAS_VECTOR=bias_vector, MASK_MODE=mask_mode, BIAS_MODE=bias_mode,
@@ -451,13 +469,13 @@ def bind_attention_fwd(
     def launch(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
         bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
-        out: torch.Tensor, lse: torch.Tensor,
+        out: torch.Tensor, lse: torch.Tensor, offsets: Offsets | None = None,
     ) -> None:  # fmt: skip
-        if mask is None and bias is None and key_lengths is None:
+        if mask is None and bias is None and key_lengths is None and offsets is None:
             bound.launch(q, k, v, out, lse)
             return
         bits = None if mask is None else mask.view(torch.uint8)
-        given = (q, k, v, bits, bias, key_lengths, out, lse)
+        given = (q, k, v, bits, bias, key_lengths, out, lse, *(offsets or ()))
         bound.launch(*[tensor for tensor in given if tensor is not None])
 
     return launch

@@ -28,12 +28,16 @@ The gradient of a bias with an entry for each score is dS itself, and the second
 Bytes moved: the first kernel reads K and V once and Q, dO once for each block of keys, the second
 the other way round; from L2, mostly, since the blocks of a head run side by side.
 
+Of packed sequences a block has the rows of one, found by its number (`pieces_packed.py`); the batch
+in an address is then the sequence's first row.
+
 Offsets and units of strides are as in `kernel_triton.py`.
 """
 
 import triton
 import triton.language as tl
 
+from tileloom.ops.attention.pieces_packed import block_of
 from tileloom.ops.attention.pieces_triton_bwd import (
     add_product,
     band_of,
@@ -56,7 +60,9 @@ INT64_ARGUMENTS = (
     *("dbias_b", "dbias_h", "dbias_l", "lengths_b"),
     *("left_top", "right_top", "left_bottom", "right_bottom"),
 )
-INT32_ARGUMENTS = ("heads", "group", "tiles", "len_q", "len_k")
+INT32_ARGUMENTS = (
+    *("heads", "group", "tiles", "len_q", "len_k", "sequences", "total_q", "total_k"),
+)
 
 
 @triton.jit
@@ -139,6 +145,7 @@ def attention_dkv_kernel(
     dk_b: tl.int64, dk_h: tl.int64, dk_l: tl.int64,
     dv_b: tl.int64, dv_h: tl.int64, dv_l: tl.int64, lengths_b: tl.int64,
     heads: tl.int32, group: tl.int32, tiles: tl.int32, len_q: tl.int32, len_k: tl.int32,
+    cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -155,7 +162,19 @@ def attention_dkv_kernel(
     heads_kv = heads // group
     batch = tl.cast(head_all // heads_kv, tl.int64)
     head_kv = head_all % heads_kv
-    key_first = (program % tiles) * BLOCK_N
+    block = program % tiles
+    if cu_q is None:
+        batch_q = batch
+        batch_k = batch
+        rows_of_head = tl.cast(len_q, tl.int64)
+        row_of_all = batch * heads * rows_of_head
+    else:
+        batch, block, batch_k, len_k, batch_q, len_q = block_of(
+            block, cu_k, cu_q, sequences, total_k, total_q, len_k, len_q, BLOCK_N, False
+        )
+        rows_of_head = tl.cast(total_q, tl.int64)
+        row_of_all = batch_q
+    key_first = block * BLOCK_N
     n = keys_of(lengths, batch, lengths_b, len_k, HAS_LENGTHS)
     low, high = band_of(n, len_q, len_k, left_top, right_top, left_bottom, right_bottom)
     begin, full_begin, full_end, end = row_range(
@@ -178,8 +197,8 @@ def attention_dkv_kernel(
         q_step = tl.full([], 1, tl.int64)
         k_step = tl.full([], 1, tl.int64)
         v_step = tl.full([], 1, tl.int64)
-    k += batch * (k_b * UNIT) + head_kv * (k_h * UNIT)
-    v += batch * (v_b * UNIT) + head_kv * (v_h * UNIT)
+    k += batch_k * (k_b * UNIT) + head_kv * (k_h * UNIT)
+    v += batch_k * (v_b * UNIT) + head_kv * (v_h * UNIT)
     k_block = tile_at(k, keys_at, narrow, k_l, k_d, VECTOR)
     v_block = tile_at(v, keys_at, narrow_v, v_l, v_d, VECTOR)
     if CHUNK_D == BLOCK_D:
@@ -191,9 +210,9 @@ def attention_dkv_kernel(
     dv_sum = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(group):
         head = tl.cast(head_kv * group + member, tl.int64)
-        row_of_all = (batch * heads + head) * len_q
-        q_head = q + (batch * (q_b * UNIT) + head * (q_h * UNIT))
-        do_head = do + (batch * (do_b * UNIT) + head * (do_h * UNIT))
+        row_of_head = row_of_all + head * rows_of_head
+        q_head = q + (batch_q * (q_b * UNIT) + head * (q_h * UNIT))
+        do_head = do + (batch_q * (do_b * UNIT) + head * (do_h * UNIT))
         q_tile = tile_at(q_head, rows, narrow, q_l, q_d, VECTOR)
         q_wide = tile_at(q_head, rows, wide, q_l, q_d, VECTOR)
         do_tile = do_head + (rows[:, None] * (do_l * UNIT) + narrow_v[None, :])
@@ -202,10 +221,10 @@ def attention_dkv_kernel(
         bias_head = scores_of(bias, batch, head, bias_b, bias_h, BIAS_MODE, BIAS_VECTOR)
         weight_head = weight
         if WEIGHTED:
-            weight_head = weight + row_of_all
+            weight_head = weight + row_of_head
         dk_sum, dv_sum = _dkv_steps(
             dk_sum, dv_sum, k_block, v_block, q_tile, do_tile, q_wide, do_wide,
-            lse + row_of_all, delta + row_of_all, weight_head, mask_head, bias_head,
+            lse + row_of_head, delta + row_of_head, weight_head, mask_head, bias_head,
             begin, full_begin, full_end, end, columns, n, len_q, low, high,
             q_l * UNIT, do_l * UNIT, q_step, k_step, v_step, mask_q, mask_k, bias_q, bias_k, scale,
             HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, CHUNK_D, CHUNK_DV,
@@ -221,12 +240,12 @@ def attention_dkv_kernel(
         seen = seen & (columns >= low)
     stored = (columns < len_k)[:, None]
     if HAS_DK:
-        dk += batch * (dk_b * UNIT) + head_kv * (dk_h * UNIT)
+        dk += batch_k * (dk_b * UNIT) + head_kv * (dk_h * UNIT)
         dk_tile = dk + (keys_at[:, None] * (dk_l * UNIT) + wide[None, :])
         dk_sum = tl.where(seen[:, None], dk_sum * scale_out, 0.0).to(dk.dtype.element_ty)
         tl.store(dk_tile, dk_sum, mask=stored & (wide < HEAD_DIM)[None, :])
     if HAS_DV:
-        dv += batch * (dv_b * UNIT) + head_kv * (dv_h * UNIT)
+        dv += batch_k * (dv_b * UNIT) + head_kv * (dv_h * UNIT)
         dv_tile = dv + (keys_at[:, None] * (dv_l * UNIT) + wide_v[None, :])
         dv_sum = tl.where(seen[:, None], dv_sum, 0.0).to(dv.dtype.element_ty)
         tl.store(dv_tile, dv_sum, mask=stored & (wide_v < HEAD_DIM_V)[None, :])
@@ -309,6 +328,7 @@ def attention_dq_kernel(
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
     dq_b: tl.int64, dq_h: tl.int64, dq_l: tl.int64, dbias_l: tl.int64, lengths_b: tl.int64,
     heads: tl.int32, group: tl.int32, tiles: tl.int32, len_q: tl.int32, len_k: tl.int32,
+    cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -323,11 +343,23 @@ def attention_dq_kernel(
     program = tl.program_id(0)
     head_all = program // tiles
     tile = program % tiles
-    if HAS_RIGHT:
-        tile = tiles - 1 - tile  # those with the most keys first
     batch = tl.cast(head_all // heads, tl.int64)
     head = tl.cast(head_all % heads, tl.int64)
     head_kv = head // group
+    if cu_q is None:
+        if HAS_RIGHT:
+            tile = tiles - 1 - tile  # those with the most keys first
+        batch_q = batch
+        batch_k = batch
+        row_of_all = tl.cast(head_all, tl.int64) * len_q
+        row_of_bias = row_of_all
+    else:
+        bias_rows = tl.cast(len_q, tl.int64)
+        batch, tile, batch_q, len_q, batch_k, len_k = block_of(
+            tile, cu_q, cu_k, sequences, total_q, total_k, len_q, len_k, BLOCK_M, HAS_RIGHT
+        )
+        row_of_all = head * total_q + batch_q
+        row_of_bias = (batch * heads + head) * bias_rows
     n = keys_of(lengths, batch, lengths_b, len_k, HAS_LENGTHS)
     low, high = band_of(n, len_q, len_k, left_top, right_top, left_bottom, right_bottom)
     row_first = tile * BLOCK_M
@@ -351,10 +383,10 @@ def attention_dq_kernel(
         q_step = tl.full([], 1, tl.int64)
         k_step = tl.full([], 1, tl.int64)
         v_step = tl.full([], 1, tl.int64)
-    q += batch * (q_b * UNIT) + head * (q_h * UNIT)
-    k += batch * (k_b * UNIT) + head_kv * (k_h * UNIT)
-    v += batch * (v_b * UNIT) + head_kv * (v_h * UNIT)
-    do += batch * (do_b * UNIT) + head * (do_h * UNIT)
+    q += batch_q * (q_b * UNIT) + head * (q_h * UNIT)
+    k += batch_k * (k_b * UNIT) + head_kv * (k_h * UNIT)
+    v += batch_k * (v_b * UNIT) + head_kv * (v_h * UNIT)
+    do += batch_q * (do_b * UNIT) + head * (do_h * UNIT)
     k_tile = tile_at(k, keys, narrow, k_l, k_d, VECTOR)
     k_wide = tile_at(k, keys, wide, k_l, k_d, VECTOR)
     v_tile = tile_at(v, keys, narrow_v, v_l, v_d, VECTOR)
@@ -366,12 +398,11 @@ def attention_dq_kernel(
         do_block = load_tile(
             do_block, rows_seen, narrow_v < HEAD_DIM_V, True, HEAD_DIM_V < BLOCK_DV
         )
-    row_of_all = tl.cast(head_all, tl.int64) * len_q
     shift, change, factor = load_rows(lse, delta, weight, row_of_all + rows_at, rows_seen, WEIGHTED)
     mask = scores_of(mask, batch, head, mask_b, mask_h, MASK_MODE, MASK_VECTOR)
     bias = scores_of(bias, batch, head, bias_b, bias_h, BIAS_MODE, BIAS_VECTOR)
     if BIAS_GRAD:
-        dbias = dbias + (row_of_all + rows_at)[:, None] * (dbias_l * DBIAS_VECTOR) + keys[None, :]
+        dbias = dbias + (row_of_bias + rows_at)[:, None] * (dbias_l * DBIAS_VECTOR) + keys[None, :]
 
     dq_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dq_sum = _dq_steps(
@@ -385,7 +416,7 @@ def attention_dq_kernel(
     )  # fmt: skip
 
     if HAS_DQ:
-        dq += batch * (dq_b * UNIT) + head * (dq_h * UNIT)
+        dq += batch_q * (dq_b * UNIT) + head * (dq_h * UNIT)
         dq_tile = dq + (rows_at[:, None] * (dq_l * UNIT) + wide[None, :])
         stored = rows_seen[:, None] & (wide < HEAD_DIM)[None, :]
         tl.store(dq_tile, (dq_sum * scale_out).to(dq.dtype.element_ty), mask=stored)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from tileloom.ops.attention.kernel_triton_bwd import INT32_ARGUMENTS, INT64_ARGUMENTS
+from tileloom.ops.attention.pieces_packed import rows_of
 from tileloom.ops.attention.pieces_triton_bwd import (
     band_of,
     chunked_product,
@@ -37,6 +38,7 @@ def attention_dbias_kernel(
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64, lengths_b: tl.int64,
     heads: tl.int32, group: tl.int32, len_q: tl.int32, len_k: tl.int32,
+    cu_q, cu_k, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
     own_b: tl.int32, own_h: tl.int32, own_q: tl.int32, own_k: tl.int32,
     all_b: tl.int32, all_h: tl.int32, all_q: tl.int32, all_k: tl.int32, share: tl.int64,
@@ -79,23 +81,35 @@ def attention_dbias_kernel(
         head = own_head + rest % all_h
         batch = own_batch + rest // all_h
         head_kv = head // group
-        n = keys_of(lengths, batch, lengths_b, len_k, HAS_LENGTHS)
-        low, high = band_of(n, len_q, len_k, left_top, right_top, left_bottom, right_bottom)
-        row_last = tl.minimum(row_first + BLOCK_M, len_q) - 1
+        if cu_q is None:
+            batch_q = batch
+            batch_k = batch
+            seen_q = len_q
+            seen_k = len_k
+            row_of_all = (batch * heads + head) * len_q
+        else:
+            batch_q, seen_q = rows_of(cu_q, batch, total_q, len_q)
+            batch_k, seen_k = rows_of(cu_k, batch, total_k, len_k)
+            batch_q = tl.cast(batch_q, tl.int64)
+            batch_k = tl.cast(batch_k, tl.int64)
+            row_of_all = head * total_q + batch_q
+        n = keys_of(lengths, batch, lengths_b, seen_k, HAS_LENGTHS)
+        low, high = band_of(n, seen_q, seen_k, left_top, right_top, left_bottom, right_bottom)
+        row_last = tl.minimum(row_first + BLOCK_M, seen_q) - 1
         first, beyond, begin, full_begin, full_end, end = key_range(
             row_first, row_last, low, high, n, BLOCK_N, HAS_LEFT, HAS_RIGHT
         )
-        if (key_first >= begin) & (key_first < end):
+        if (key_first >= begin) & (key_first < end) & (row_first < seen_q):
             rows = row_first + tl.arange(0, BLOCK_M)
             columns = key_first + tl.arange(0, BLOCK_N)
-            rows_seen = rows < len_q
+            rows_seen = rows < seen_q
             seen = (columns >= first) & (columns < beyond)
             rows_at = rows.to(tl.int64)
             keys_at = columns.to(tl.int64)
-            q_head = q + (batch * (q_b * UNIT) + head * (q_h * UNIT))
-            k_head = k + (batch * (k_b * UNIT) + head_kv * (k_h * UNIT))
-            v_head = v + (batch * (v_b * UNIT) + head_kv * (v_h * UNIT))
-            do_head = do + (batch * (do_b * UNIT) + head * (do_h * UNIT))
+            q_head = q + (batch_q * (q_b * UNIT) + head * (q_h * UNIT))
+            k_head = k + (batch_k * (k_b * UNIT) + head_kv * (k_h * UNIT))
+            v_head = v + (batch_k * (v_b * UNIT) + head_kv * (v_h * UNIT))
+            do_head = do + (batch_q * (do_b * UNIT) + head * (do_h * UNIT))
             s = chunked_product(
                 tile_at(q_head, rows_at, narrow, q_l, q_d, VECTOR),
                 tile_at(k_head, keys_at, narrow, k_l, k_d, VECTOR),
@@ -106,7 +120,7 @@ def attention_dbias_kernel(
                 tile_at(v_head, keys_at, narrow_v, v_l, v_d, VECTOR),
                 1, v_step, rows_seen, seen, HEAD_DIM_V, BLOCK_DV, CHUNK_DV,
             )  # fmt: skip
-            at = (batch * heads + head) * len_q + rows_at
+            at = row_of_all + rows_at
             shift, change, factor = load_rows(lse, delta, weight, at, rows_seen, True)
             mask_head = scores_of(mask, batch, head, mask_b, mask_h, MASK_MODE, MASK_VECTOR)
             bias_head = scores_of(bias, batch, head, bias_b, bias_h, BIAS_MODE, BIAS_VECTOR)

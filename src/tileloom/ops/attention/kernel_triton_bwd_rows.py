@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from tileloom.ops.attention.kernel_triton_bwd import INT32_ARGUMENTS, INT64_ARGUMENTS
+from tileloom.ops.attention.pieces_packed import block_of
 from tileloom.ops.attention.pieces_triton_bwd import (
     band_of,
     chunked_product,
@@ -68,6 +69,7 @@ def attention_weight_kernel(
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64, lengths_b: tl.int64,
     heads: tl.int32, group: tl.int32, tiles: tl.int32, len_q: tl.int32, len_k: tl.int32,
+    cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK_D: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr,
@@ -83,6 +85,15 @@ def attention_weight_kernel(
     batch = tl.cast(head_all // heads, tl.int64)
     head = tl.cast(head_all % heads, tl.int64)
     head_kv = head // group
+    if cu_q is None:
+        batch_q = batch
+        batch_k = batch
+        row_of_all = tl.cast(head_all, tl.int64) * len_q
+    else:
+        batch, tile, batch_q, len_q, batch_k, len_k = block_of(
+            tile, cu_q, cu_k, sequences, total_q, total_k, len_q, len_k, BLOCK_M, False
+        )
+        row_of_all = head * total_q + batch_q
     n = keys_of(lengths, batch, lengths_b, len_k, HAS_LENGTHS)
     low, high = band_of(n, len_q, len_k, left_top, right_top, left_bottom, right_bottom)
     row_first = tile * BLOCK_M
@@ -93,7 +104,7 @@ def attention_weight_kernel(
     rows = row_first + tl.arange(0, BLOCK_M)
     rows_seen = rows < len_q
     rows_at = rows.to(tl.int64)
-    row_of_all = tl.cast(head_all, tl.int64) * len_q + rows_at
+    row_of_all = row_of_all + rows_at
     shift = tl.load(lse + row_of_all, mask=rows_seen, other=0.0)
     is_weighed = shift != float("-inf")
     if not WEIGHS_ALL:
@@ -109,8 +120,8 @@ def attention_weight_kernel(
         k_step = tl.full([], 1, tl.int64)
     narrow = tl.arange(0, CHUNK_D).to(tl.int64)
     keys = tl.arange(0, BLOCK_N).to(tl.int64)
-    q += batch * (q_b * UNIT) + head * (q_h * UNIT)
-    k += batch * (k_b * UNIT) + head_kv * (k_h * UNIT)
+    q += batch_q * (q_b * UNIT) + head * (q_h * UNIT)
+    k += batch_k * (k_b * UNIT) + head_kv * (k_h * UNIT)
     q_tile = tile_at(q, rows_at, narrow, q_l, q_d, VECTOR)
     k_tile = tile_at(k, keys, narrow, k_l, k_d, VECTOR)
     mask = scores_of(mask, batch, head, mask_b, mask_h, MASK_MODE, MASK_VECTOR)

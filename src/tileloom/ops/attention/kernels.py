@@ -13,7 +13,7 @@ from tileloom.ops.attention.config import TritonConfig, gluon_rule, padded_head_
 from tileloom.ops.attention.kernels_backward import triton_backward_specs
 from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
 from tileloom.ops.attention.masks import Band
-from tileloom.ops.attention.problem import AttentionProblem, Layout
+from tileloom.ops.attention.problem import AttentionProblem, Layout, Packed
 from tileloom.target import SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {}
@@ -41,6 +41,7 @@ class _Form:
     has_key_lengths: bool = False
     has_mask: bool = False
     has_bias: bool = False
+    is_packed: bool = False
     length: int = 4096
 
 
@@ -51,6 +52,7 @@ _LENGTHS = _Form("lengths", has_key_lengths=True)
 _CAUSAL_LENGTHS = _Form("causal-lengths", Band(right_top=0), has_key_lengths=True)
 _CAUSAL = _Form("causal", Band(right_top=0))
 _WINDOW = _Form("window-lengths", Band(left_bottom=256, right_bottom=256), has_key_lengths=True)
+_PACKED = _Form("packed-causal", Band(right_bottom=0), is_packed=True)
 _TENSORS = replace(_WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True)
 
 
@@ -74,6 +76,7 @@ def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem
         has_key_lengths=form.has_key_lengths,
         has_mask=form.has_mask,
         has_bias=form.has_bias,
+        packed=Packed(n, n) if form.is_packed else None,
     )
 
 
@@ -81,7 +84,7 @@ _TRITON_CASES = (
     (torch.float16, 32, (_FULL,)),
     (torch.float16, 72, (_CAUSAL,)),
     (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS)),
-    (torch.bfloat16, 128, (_CAUSAL, _WINDOW, _TENSORS)),
+    (torch.bfloat16, 128, (_CAUSAL, _WINDOW, _TENSORS, _PACKED)),
     (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
     (torch.bfloat16, 512, (_WINDOW, _TENSORS)),
     *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (32, 64, 128, 256, 512)),
@@ -121,7 +124,7 @@ def _triton_spec(
     signature = {
         **dict.fromkeys(("q", "k", "v", "bias", "out"), f"*{dtype}"),
         "mask": "*u8",
-        "lengths": "*i32",
+        **dict.fromkeys(("lengths", "cu_q", "cu_k"), "*i32"),
         "lse": "*fp32",
         "scale": "fp32",
         **dict.fromkeys(kernel.INT64_ARGUMENTS, "i64"),
@@ -131,6 +134,7 @@ def _triton_spec(
         "mask": not form.has_mask,
         "bias": not form.has_bias,
         "lengths": not form.has_key_lengths,
+        **dict.fromkeys(("cu_q", "cu_k"), not form.is_packed),
     }
     constexprs.update({name: None for name, is_absent in absent.items() if is_absent})
     signature.update(dict.fromkeys(constexprs, "constexpr"))
@@ -151,7 +155,7 @@ def _triton_spec(
 _BACKWARD_CASES = (
     (torch.float16, 32, (_WINDOW,)),
     (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS)),
-    (torch.bfloat16, 128, (_WINDOW, _TENSORS)),
+    (torch.bfloat16, 128, (_WINDOW, _TENSORS, _PACKED)),
     (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
     (torch.bfloat16, 512, (_TENSORS,)),
     *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (64, 128, 256, 512)),

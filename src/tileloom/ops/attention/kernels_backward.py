@@ -101,7 +101,7 @@ def backward_spec(
         **dict.fromkeys(("lse", "dlse", "delta", "weight"), "*fp32"),
         "dbias": f"*{dtype}" if kernel == "attention_dq_kernel" else "*fp32",
         "mask": "*u8",
-        "lengths": "*i32",
+        **dict.fromkeys(("lengths", "cu_q", "cu_k"), "*i32"),
         **dict.fromkeys(("scale", "scale_out"), "fp32"),
         **dict.fromkeys(INT64_ARGUMENTS, "i64"),
         **dict.fromkeys((*INT32_ARGUMENTS, *BIAS_ARGUMENTS), "i32"),
@@ -112,6 +112,7 @@ def backward_spec(
         "bias": not problem.has_bias,
         "dbias": not problem.has_bias,
         "lengths": not problem.has_key_lengths,
+        **dict.fromkeys(("cu_q", "cu_k"), problem.packed is None),
         "weight": not given["WEIGHTED"],
     }
     constexprs: dict[str, Any] = {}

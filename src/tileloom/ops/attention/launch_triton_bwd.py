@@ -17,8 +17,8 @@ from tileloom.ops.attention.config import padded_head_dim
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 from tileloom.ops.attention.kernel_triton_bwd import attention_dkv_kernel, attention_dq_kernel
 from tileloom.ops.attention.philox import PhiloxState
-from tileloom.ops.attention.problem import AttentionProblem
-from tileloom.ops.attention.strides import scores_arguments, strides_of, vector_of
+from tileloom.ops.attention.problem import AttentionProblem, Offsets
+from tileloom.ops.attention.strides import batch_strides, scores_arguments, vector_of
 
 _LOG2_E = math.log2(math.e)
 _ROWS = 64
@@ -53,6 +53,7 @@ def launch_attention_bwd(
     dk: torch.Tensor | None,
     dv: torch.Tensor | None,
     dbias: torch.Tensor | None,
+    offsets: Offsets | None = None,
 ) -> None:
     """Write the gradients of a problem that is not empty; dk and dv are both there, or neither.
 
@@ -74,26 +75,30 @@ def launch_attention_bwd(
         dk: `[B, Hkv, Lk, D]`, unit stride in the last dimension, or None.
         dv: `[B, Hkv, Lk, Dv]`, unit stride in the last dimension, or None.
         dbias: Of bias's shape, contiguous but for the stride of its rows, or None.
+        offsets: Of packed sequences, whose tensors have B = 1.
 
     Memory: `[B, Hq, Lq]` float32, twice with a bias or in float32; for the gradient of a bias that
         broadcasts up to 512 blocks of `dq.block_m * dq.block_n` float32.
     """
     del state
-    shape = (problem.batch, problem.heads_q, problem.len_q)
+    rows = problem.batch * problem.len_q if problem.packed is None else problem.packed.total_q
     fixed_rows, fixed_keys = constants(problem, config.dq), constants(problem, config.dkv)
-    delta = torch.empty(shape, dtype=torch.float32, device=q.device)
+    delta = q.new_empty(problem.heads_q * rows, dtype=torch.float32)
     weight = torch.empty_like(delta) if fixed_rows["WEIGHTED"] else None
     values = {"lse": lse, "dlse": dlse, "delta": delta, "weight": weight, "lengths": key_lengths}
     tensors = {"do": dout, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
     values |= _arguments(problem, tensors, mask, bias, dlse, key_lengths)
+    values |= dict(zip(("cu_q", "cu_k"), offsets or (None, None)))
 
-    heads_all = problem.batch * problem.heads_q
-    tiles = _ceil_div(problem.len_q, _ROWS)
+    # To delta, which is a sum over each row by itself, packed sequences are one long one.
+    batch = 1 if problem.packed else problem.batch
+    heads_all = batch * problem.heads_q
+    tiles = _ceil_div(rows // batch, _ROWS)
     _launch(
         rows_kernel.attention_delta_kernel, (tiles * heads_all,),
-        values | {"tiles": tiles}, fixed_rows,
+        values | {"tiles": tiles, "len_q": rows // batch}, fixed_rows,
     )  # fmt: skip
-    row_tiles = _ceil_div(problem.len_q, config.dq.block_m)
+    row_tiles = problem.blocks_q(config.dq.block_m) // batch
     grid = (row_tiles * heads_all,)
     if weight is not None:
         _launch(
@@ -101,14 +106,14 @@ def launch_attention_bwd(
             fixed_rows, config.dq,
         )  # fmt: skip
     if dk is not None:
-        tiles = _ceil_div(problem.len_k, config.dkv.block_n)
+        tiles = problem.blocks_k(config.dkv.block_n) // batch
         for results in dkv_launches(problem):
             _launch(
-                attention_dkv_kernel, (tiles * problem.batch * problem.heads_kv,),
+                attention_dkv_kernel, (tiles * batch * problem.heads_kv,),
                 values | {"tiles": tiles} | results, fixed_keys, config.dkv,
             )  # fmt: skip
     whole = dbias
-    if dbias is not None and dbias.numel() < heads_all * problem.len_q * problem.len_k:
+    if dbias is not None and dbias.numel() < problem.scores:
         _launch_dbias(problem, config.dq, values, dbias)
         whole = None
     if dq is not None or whole is not None:
@@ -142,6 +147,8 @@ def _arguments(
         "group": problem.heads_q // problem.heads_kv,
         "len_q": problem.len_q,
         "len_k": problem.len_k,
+        "sequences": problem.batch,
+        **dict(zip(("total_q", "total_k"), problem.packed.totals if problem.packed else (0, 0))),
         "lengths_b": 0 if key_lengths is None else key_lengths.stride(0),
         "VECTOR": vector,
         "MASK_VECTOR": mask_vector,
@@ -150,7 +157,7 @@ def _arguments(
         "BIAS_MODE": bias_mode,
     }
     for name, tensor in tensors.items():
-        strides = (0, 0, 0, 0) if tensor is None else strides_of(tensor)
+        strides = (0, 0, 0, 0) if tensor is None else batch_strides(tensor, problem)
         values |= {f"{name}_{x}": s // (vector or 1) for x, s in zip("bhld", strides)}
     strides = (0, 0, 0) if dlse is None else dlse.stride()
     values |= {f"dlse_{x}": s for x, s in zip("bhl", strides)}
@@ -165,7 +172,7 @@ def _whole_bias(problem: AttentionProblem, dbias: torch.Tensor | None) -> dict[s
     """Return what the second kernel takes of a bias's gradient that has an entry for each score."""
     if dbias is None:
         return {"dbias": None, "dbias_l": 0, "DBIAS_VECTOR": 1, "BIAS_GRAD": False}
-    if problem.has_key_lengths or not problem.band.is_unbounded:
+    if problem.packed or problem.has_key_lengths or not problem.band.is_unbounded:
         dbias.zero_()  # no program comes to blocks that are hidden
     vector = 16 // dbias.element_size()
     row = dbias.stride(-2) if dbias.dim() > 1 else problem.len_k

@@ -9,6 +9,9 @@ import torch
 from tileloom.launch.layout import Layout
 from tileloom.ops.attention.masks import Band
 
+Offsets = tuple[torch.Tensor, torch.Tensor]
+"""Where packed sequences of queries and of keys begin and end: `[S + 1]`, int32, contiguous."""
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -17,13 +20,10 @@ class Packed:
     total_q: int
     total_k: int
 
-    def blocks_q(self, batch: int, block: int) -> int:
-        """Bound the number of query blocks of all sequences of a head; see `pieces_packed.py`."""
-        return self.total_q // block + batch
-
-    def blocks_k(self, batch: int, block: int) -> int:
-        """Bound the number of key blocks."""
-        return self.total_k // block + batch
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Both."""
+        return self.total_q, self.total_k
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,23 @@ class AttentionProblem:
             dropout_p=dropout_p,
             packed=None if padded is None else Packed(q.shape[2], k.shape[2]),
         )
+
+    def blocks_q(self, block: int) -> int:
+        """Query blocks of one head, of all sequences; of packed ones a bound (`pieces_packed`)."""
+        if self.packed is None:
+            return self.batch * -(-self.len_q // max(block, 1))
+        return self.packed.total_q // max(block, 1) + self.batch
+
+    def blocks_k(self, block: int) -> int:
+        """Key blocks of one head, likewise."""
+        if self.packed is None:
+            return self.batch * -(-self.len_k // max(block, 1))
+        return self.packed.total_k // max(block, 1) + self.batch
+
+    @property
+    def scores(self) -> int:
+        """Elements of a bias that has one for each score."""
+        return self.batch * self.heads_q * self.len_q * self.len_k
 
     @property
     def name(self) -> str:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from tileloom.ops.attention.problem import AttentionProblem
+
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides in elements, 0 where they do not matter."""
     return tuple(s if n > 1 else 0 for s, n in zip(tensor.stride(), tensor.shape))
+
+
+def batch_strides(tensor: torch.Tensor, problem: AttentionProblem) -> tuple[int, ...]:
+    """Strides of `[B, H, L, D]`; of packed sequences, B is a sequence's first row."""
+    batch, head, row, column = strides_of(tensor)
+    return (row if problem.packed else batch), head, row, column
 
 
 def vector_of(widest: int, *tensors: torch.Tensor) -> int:

@@ -1,0 +1,69 @@
+"""Which block of which packed sequence a program has: found on the device, never by the host.
+
+Sequences of lengths `cu[s + 1] - cu[s]` are cut into blocks of BLOCK rows. The blocks of sequence s
+have the numbers from `cu[s] // BLOCK + s` on: no table is needed, and there are as many numbers as
+
+    cu[s + 1] // BLOCK - cu[s] // BLOCK + 1 >= ceil((cu[s + 1] - cu[s]) / BLOCK)
+
+All in all that is `T // BLOCK + S`, known to the host; at most one number in a sequence and one
+more have no rows. Numbers rise with s, so a binary search finds the sequence, in L1 from the second
+block on.
+
+Offsets that are wrong (a GPU does not check them) are clamped, so that nothing outside of the
+tensors is touched.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sequence_of(number, cu, sequences, BLOCK: tl.constexpr):
+    """Find the sequence of a block's number, and the number of that sequence's first block."""
+    low = 0
+    high = sequences
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_before = tl.load(cu + middle) // BLOCK + middle <= number
+        low = tl.where(is_before, middle, low)
+        high = tl.where(is_before, high, middle)
+    return low, tl.load(cu + low) // BLOCK + low
+
+
+@triton.jit
+def rows_of(cu, sequence, total, most):
+    """Give a sequence's first row and its number of rows."""
+    first = tl.minimum(tl.maximum(tl.load(cu + sequence), 0), total)
+    last = tl.minimum(tl.maximum(tl.load(cu + sequence + 1), first), total)
+    return first, tl.minimum(last - first, most)
+
+
+@triton.jit
+def block_of(
+    number, cu, cu_other, sequences, total, total_other, most, most_other, BLOCK: tl.constexpr,
+    REVERSED: tl.constexpr,
+):  # fmt: skip
+    """Give sequence and block of a number, and of both packings the first row and how many.
+
+    `cu` is cut into blocks, `cu_other` the other packing. REVERSED: a sequence's last block has the
+    first number. A number without rows gets block 0 of a sequence that is empty in both packings.
+    """
+    sequence, start = sequence_of(number, cu, sequences, BLOCK)
+    first, rows = rows_of(cu, sequence, total, most)
+    first_other, rows_other = rows_of(cu_other, sequence, total_other, most_other)
+    block = number - start
+    blocks = tl.cdiv(rows, BLOCK)
+    is_there = block < blocks
+    if REVERSED:
+        block = blocks - 1 - block
+    block = tl.where(is_there, block, 0)
+    rows = tl.where(is_there, rows, 0)
+    rows_other = tl.where(is_there, rows_other, 0)
+    return (
+        sequence,
+        block,
+        tl.cast(first, tl.int64),
+        rows,
+        tl.cast(first_other, tl.int64),
+        rows_other,
+    )
