@@ -19,20 +19,20 @@ import triton.language as tl
 
 @triton.jit
 def sequence_of(number, cu, sequences, BLOCK: tl.constexpr):
-    """Find the sequence of a block's number, and the number of that sequence's first block."""
-    low = 0
-    high = sequences
+    """Find the sequence of a block's number, 64 bits, and the number of its first block."""
+    low = tl.full([], 0, tl.int64)
+    high = tl.cast(sequences, tl.int64)
     while high - low > 1:
         middle = (low + high) // 2
         is_before = tl.load(cu + middle) // BLOCK + middle <= number
         low = tl.where(is_before, middle, low)
         high = tl.where(is_before, high, middle)
-    return low, tl.load(cu + low) // BLOCK + low
+    return low, (tl.load(cu + low) // BLOCK + low).to(tl.int32)
 
 
 @triton.jit
 def rows_of(cu, sequence, total, most):
-    """Give a sequence's first row and its number of rows."""
+    """Give a sequence's first row and its number of rows; `sequence` has 64 bits."""
     first = tl.minimum(tl.maximum(tl.load(cu + sequence), 0), total)
     last = tl.minimum(tl.maximum(tl.load(cu + sequence + 1), first), total)
     return first, tl.minimum(last - first, most)
