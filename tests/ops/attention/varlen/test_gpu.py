@@ -1,0 +1,128 @@
+"""Packed sequences on a GPU: every backend, forward and gradients, and what needs a real one."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import pytest
+import torch
+from tests.ops.attention.cases import BF16
+from tests.ops.attention.varlen import cases
+from tests.ops.attention.varlen.cases import VarlenCase
+
+import tileloom
+from tileloom import knobs, masks
+from tileloom.errors import OptionError
+from tileloom.testing import poisoned_memory
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    pytest.mark.usefixtures("exact_products"),
+    pytest.mark.filterwarnings("ignore::tileloom.ops._op.PerformanceWarning"),
+]
+
+_LONG = (700, 1, 0, 130, 128, 257)
+LARGE = [
+    VarlenCase(f"large-{name}-{d}", _LONG, _LONG[::-1], (4, 2, d, d), BF16, mask=mask)
+    for d in (64, 128)
+    for name, mask in (
+        ("full", None),
+        ("causal", masks.causal()),
+        ("bottom-right", masks.causal("bottom_right")),
+        ("window", masks.window(100, 30, anchor="bottom_right")),
+    )
+]
+CASES = [case for group in cases.GROUPS.values() for case in group] + LARGE
+
+
+def _offsets(lens: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_outputs_and_gradients(case):
+    if case.options.get("dropout_p"):
+        pytest.importorskip("tileloom.ops.attention.philox")
+    inputs = case.inputs("cuda")
+    with poisoned_memory():
+        out, lse = cases.call(inputs)
+        found = cases.gradients(inputs)
+    cases.check(inputs, out, lse)
+    cases.check_gradients(inputs, found)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_more_than_65535_sequences(d):
+    lens = [(0, 1, 3, 2)[i % 4] for i in range(70_000)]
+    cu = _offsets(lens)
+    q, k, v = (torch.randn(sum(lens), 2, d, device="cuda", dtype=BF16) for _ in range(3))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = tileloom.attention_varlen(*leaves, cu, cu, 3, 3, is_causal=True)
+    found = torch.autograd.grad(out.float().square().sum(), leaves)
+    first = torch.arange(cu[-4], cu[-1], device="cuda")
+    part = [t.detach()[first].requires_grad_() for t in leaves]
+    own = _offsets(lens[-3:])
+    expected = tileloom.attention_varlen(*part, own, own, 3, 3, is_causal=True)
+    torch.testing.assert_close(out[first], expected)
+    grads = torch.autograd.grad(expected.float().square().sum(), part)
+    for ours, theirs in zip(found, grads):
+        torch.testing.assert_close(ours[first], theirs)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_a_sequence_sees_nothing_of_its_neighbours(d):
+    lens = [200, 65, 130]
+    case = VarlenCase("neighbours", tuple(lens), tuple(lens), (2, 2, d, d), BF16)
+    clean, dirty = case.inputs("cuda"), case.inputs("cuda")
+    for tensor in dirty.tensors:
+        tensor[200:265] = float("nan")
+    results = []
+    for inputs in (clean, dirty):
+        out, _ = cases.call(inputs)
+        results.append([out, *cases.gradients(inputs)])
+    for ours, theirs in zip(*results):
+        for part in (slice(0, 200), slice(265, None)):
+            assert not bool(theirs[part].isnan().any())
+            torch.testing.assert_close(theirs[part], ours[part])
+        assert bool(theirs[200:265].isnan().all())
+
+
+def test_offsets_are_looked_at_with_a_knob_only():
+    q = torch.randn(10, 2, 64, device="cuda", dtype=BF16)
+    wrong = torch.tensor([0, 200, 7], dtype=torch.int32, device="cuda")
+    tileloom.attention_varlen(q, q, q, wrong, wrong, 300, 300)
+    torch.cuda.synchronize()
+    with knobs.scope({"debug.lengths": True}), pytest.raises(OptionError, match="falls from 200"):
+        tileloom.attention_varlen(q, q, q, wrong, wrong, 300, 300)
+
+
+@pytest.mark.parametrize("as_tensors", [False, True], ids=["int", "tensor"])
+def test_a_graph_replays_with_other_lengths_and_nothing_waits(as_tensors):
+    lens = [100, 20, 80]
+    q, k, v = (torch.randn(200, 4, 64, device="cuda", dtype=BF16) for _ in range(3))
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    cu = _offsets(lens)
+    most = torch.tensor(200, device="cuda") if as_tensors else 200
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = tileloom.attention_varlen(*leaves, cu, cu, most, most, is_causal=True)
+        return out, *torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    cu.copy_(_offsets([10, 150, 40]))
+    graph.replay()
+    for ours, theirs in zip(results, step()):
+        torch.testing.assert_close(ours, theirs)
