@@ -128,6 +128,7 @@ def problem_of(inputs: Inputs) -> AttentionProblem:
         has_key_lengths=shown.lengths is not None,
         has_mask=shown.visible is not None,
         has_bias=inputs.options.get("bias") is not None,
+        dropout_p=inputs.options.get("dropout_p", 0.0),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tests.ops.attention import cases
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
+from tests.ops.attention.dropout import check, drawn_at
 
 import tileloom
 from tileloom import emulator, masks
@@ -63,13 +64,17 @@ def play(
 ) -> None:
     """Run a call under several schedules; raises for a report, a wrong value, or a stray write."""
     before = [t.clone() for t in (inputs.q, inputs.k, inputs.v)]
+    p = inputs.options.get("dropout_p", 0.0)
+    state = drawn_at(inputs) if p else None
+    generator = torch.get_rng_state()
     for schedule, seed in schedules:
         with emulator.run(arch=arch, schedule=schedule, level=level, seed=seed, sms=SMS) as run:
+            torch.set_rng_state(generator)
             out, lse = attention(inputs, config)
         for tensor, copy in zip((inputs.q, inputs.k, inputs.v), before):
             assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0))
         try:
-            cases.check(inputs, out, lse)
+            check(inputs, out, lse, p, state)
         except AssertionError as error:
             error.add_note(f"under schedule {schedule!r}, seed {seed}, level {level!r}")
             raise
@@ -170,7 +175,8 @@ def _case(
     if c.get("MASK_MODE"):
         mask, bias = _with_tensor(mask), cases.added((2, len_q, len_k))
     sizes = (batch, 2, 1, len_q, len_k, head_dim, head_dim)
-    return AttentionCase(spec.name, sizes, dtype, mask=mask, bias=bias)
+    options = {"dropout_p": 0.1} if c.get("DROPOUT") else {}
+    return AttentionCase(spec.name, sizes, dtype, mask=mask, bias=bias, options=options)
 
 
 def _with_tensor(mask: cases.Extra) -> cases.Extra:
@@ -188,11 +194,11 @@ def _with_tensor(mask: cases.Extra) -> cases.Extra:
 
 def constants(call: Call) -> Iterator[tuple[str, object]]:
     """The compile-time parameters that the call's problem and config give its kernel."""
-    from tileloom.ops.attention import kernel_gluon_sm90_fwd, kernel_triton
+    from tileloom.ops.attention import kernel_gluon_sm90_fwd, launch_triton_fwd
 
     problem: Any = cases.problem_of(call.case.inputs())
     config: Any = call.config
-    kernel: Any = kernel_triton if config.backend == "triton" else kernel_gluon_sm90_fwd
+    kernel: Any = launch_triton_fwd if config.backend == "triton" else kernel_gluon_sm90_fwd
     yield from kernel.constants(problem, config).items()
 
 

@@ -5,21 +5,28 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tileloom.ops.attention.pieces_philox import first_index, keep_quad, keep_tile, philox_state
+from tileloom.ops.attention.pieces_philox import (
+    crosses_quads,
+    first_index,
+    keep_quad,
+    keep_tile,
+    philox_state,
+)
 
 
 @triton.jit(do_not_specialize=("seed", "offset", "threshold", "len_q", "len_k", "heads"))
 def portable(
     out, seed_at, offset_at, seed: tl.int64, offset: tl.int64, threshold: tl.int64,
     heads: tl.int32, len_q: tl.int32, len_k: tl.int32, row: tl.int32, column: tl.int32,
-    M: tl.constexpr, N: tl.constexpr, ALIGNED: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Write the block at `row, column` of head `program_id(0)`, `[M, N]`."""
     seed, offset = philox_state(seed_at, offset_at, seed, offset)
     index = tl.cast(tl.program_id(0), tl.int64)
     rows = row + tl.arange(0, M)
     first = first_index(offset, index // heads, index % heads, heads, rows, len_q, len_k)
-    kept = keep_tile(first, column, seed, threshold, N, ALIGNED, KEYS_FIRST)
+    crosses = crosses_quads(offset, len_k)
+    kept = keep_tile(first, column, crosses, seed, threshold, N, KEYS_FIRST)
     if KEYS_FIRST:
         kept = tl.trans(kept)
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
@@ -33,9 +40,12 @@ def in_accumulator(
 ):  # fmt: skip
     """Write a block `[64, N]` that was brought into the layout of a wgmma accumulator."""
     rows = gl.arange(0, 64, gl.SliceLayout(1, QUADS))
-    quads = 4 * gl.arange(0, N // 4, gl.SliceLayout(0, QUADS))
+    quads = gl.arange(0, N // 4, gl.SliceLayout(0, QUADS))
     first = first_index(offset, 0, 0, 1, rows, len_q, len_k)
-    k0, k1, k2, k3 = keep_quad(first[:, None] + quads[None, :], seed, threshold, ALIGNED)
+    lane = (first & 3).to(gl.int32)
+    counter = (first >> 2)[:, None] + quads[None, :]
+    crosses: gl.constexpr = not ALIGNED
+    k0, k1, k2, k3 = keep_quad(counter, lane[:, None], crosses, seed, threshold)
     kept = gl.join(gl.join(k0.to(gl.int8), k2.to(gl.int8)), gl.join(k1.to(gl.int8), k3.to(gl.int8)))
     kept = gl.convert_layout(gl.reshape(kept, [64, N]), LAYOUT)
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))

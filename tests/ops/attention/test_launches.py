@@ -113,7 +113,7 @@ def test_the_hopper_kernel(cuda, counter, config, has_lengths):
 
 @pytest.mark.parametrize("has_extras", [True, pytest.param(False, marks=rare)])
 def test_the_portable_kernel(cuda, has_extras):
-    from tileloom.ops.attention.kernel_triton import bind_attention_fwd
+    from tileloom.ops.attention.launch_triton_fwd import bind_attention_fwd
 
     q, k, v = (pretend(2, 2, 100, 64) for _ in range(3))
     out, lse = pretend(2, 2, 100, 64), pretend(2, 2, 100, dtype=torch.float32)

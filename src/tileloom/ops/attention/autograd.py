@@ -117,7 +117,7 @@ def binder(config: AttentionConfig) -> Callable[..., Callable[..., None]]:
 
         return bind_attention_fwd
     if isinstance(config, TritonConfig):
-        from tileloom.ops.attention.kernel_triton import bind_attention_fwd
+        from tileloom.ops.attention.launch_triton_fwd import bind_attention_fwd
 
         return bind_attention_fwd
     return _bind_reference

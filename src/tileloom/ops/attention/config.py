@@ -225,8 +225,6 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
 def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> list[str]:
     """Why no portable kernel, with tiles of `blocks` rows and keys together, takes a problem."""
     why: list[str] = []
-    if problem.dropout_p:
-        why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
     if target.kind == "cpu":
         why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
     elif target.capability < (8, 0):
@@ -319,6 +317,7 @@ def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
     """
     widest = max(padded_head_dim(problem.head_dim), padded_head_dim(problem.head_dim_v))
     is_new = target.capability[0] in (9, 10)
+    is_crowded = problem.has_mask or problem.has_bias or problem.dropout_p > 0
     if problem.dtype == torch.float32:
         if widest <= 64:
             if target.capability[0] == 10:
@@ -328,10 +327,10 @@ def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
             return TritonConfig(32, 32, 8, 1, 16)
         return TritonConfig(32, 16, 8, 1, 16) if widest == 256 else TritonConfig(16, 16, 8, 1, 16)
     if widest > 256:
-        if problem.has_mask or problem.has_bias or not is_new:
+        if is_crowded or not is_new:
             return TritonConfig(64 if is_new else 32, 16, 8, 1, 64)
         return TritonConfig(64, 32, 8, 1, 64)
-    if problem.has_mask or problem.has_bias:
+    if is_crowded:
         return TritonConfig(64, 32, 8, 1, 64 if widest == 256 else 0)
     if widest <= 64:
         if not is_new:

@@ -135,7 +135,7 @@ def triton_backward_rule(problem: AttentionProblem, target: Target) -> TritonBac
     if widest > 256:
         chunk = 32 if capability == 10 else 64
         return TritonBackwardConfig(Tile(16, 16, 8, 1, chunk), Tile(16, 16, 8, 1, 64))
-    if problem.has_mask or problem.has_bias:
+    if problem.has_mask or problem.has_bias or problem.dropout_p:
         if widest <= 64:
             rows = 16 if capability == 8 and widest == 64 else 32
             return TritonBackwardConfig(Tile(rows, 64, 4), Tile(64, 32, 4))

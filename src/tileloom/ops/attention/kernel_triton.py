@@ -4,8 +4,9 @@ Mathematics, for a tile of BLOCK_M queries and one step of BLOCK_N keys (online 
 
     S = scale * Q K^T (+ bias)         hidden keys -> -inf
     m' = max(m, rowmax S)              alpha = exp(m - m')
-    P = exp(S - m')                    l = alpha l + rowsum P,  O = alpha O + P V
-    at the end: O / l,  LSE = m + log l;  a row that sees no key: 0 and -inf
+    P = exp(S - m')                    l = alpha l + rowsum P
+    P = 0 where dropout drops it       O = alpha O + P V
+    at the end: O / l / (1 - p),  LSE = m + log l;  a row that sees no key: 0 and -inf
 
 Without a bias, exponents are powers of two: `scale` comes in times log2(e), and P is one fused
 multiply-add and one exp2. With a bias, m stays in natural units: a bias of finfo.min times log2(e)
@@ -32,33 +33,27 @@ that the compiler knows the alignment without a recompilation for each stride.
 """
 
 import math
-from collections.abc import Callable
 
-import torch
 import triton
 import triton.language as tl
 
-from tileloom.launch.launcher import prepared
-from tileloom.ops.attention.config import TritonConfig, padded_head_dim
-from tileloom.ops.attention.philox import PhiloxState
 from tileloom.ops.attention.pieces_packed import block_of
-from tileloom.ops.attention.problem import AttentionProblem, Offsets
-from tileloom.ops.attention.strides import batch_strides, scores_arguments, vector_of
+from tileloom.ops.attention.pieces_philox import (
+    crosses_quads,
+    first_index,
+    keep_tile,
+    philox_state,
+)
 
-_LOG2_E = math.log2(math.e)
 _LN_2 = tl.constexpr(math.log(2.0))
 _MIN_FLOAT32 = tl.constexpr(-3.4028234663852886e38)
-_LOG2_E_CONST = tl.constexpr(_LOG2_E)
-_LEAST_SCALE = 2.0**-120
-# Most bytes of K and V that the heads of one section may have together, so that their tiles run
-# longest first and still find K and V in L2: well below the 40 MiB of an A100, the smallest here.
-_SECTION_BYTES = 16 * 2**20
+_LOG2_E = tl.constexpr(math.log2(math.e))
 
 INT64_ARGUMENTS = (
     *("q_b", "q_h", "q_l", "q_d", "k_b", "k_h", "k_l", "k_d", "v_b", "v_h", "v_l", "v_d"),
     *("mask_b", "mask_h", "mask_q", "mask_k", "bias_b", "bias_h", "bias_q", "bias_k"),
     *("out_b", "out_h", "out_l", "lengths_b"),
-    *("left_top", "right_top", "left_bottom", "right_bottom"),
+    *("left_top", "right_top", "left_bottom", "right_bottom", "seed", "offset", "threshold"),
 )
 INT32_ARGUMENTS = (
     *("heads", "heads_all", "group", "section", "tiles", "len_q", "len_k"),
@@ -101,17 +96,18 @@ def _load_scores(
 @triton.jit
 def _steps(
     acc, peak, total, q, k, v, mask, bias, begin, end, q_d, k_l, k_d, v_l, mask_k, bias_k,
-    left, right, first, beyond, rows_seen, scale,
+    left, right, first, beyond, rows_seen, scale, index, crosses, seed, threshold,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_D: tl.constexpr, CUT: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, MASK_MODE: tl.constexpr,
     MASK_VECTOR: tl.constexpr, BIAS_MODE: tl.constexpr, BIAS_VECTOR: tl.constexpr,
-    NEGATE: tl.constexpr,
+    NEGATE: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Take the key blocks `begin .. end`.
 
     `k` and `v` point at key block 0, `mask` and `bias` at this tile's rows; `q` is the block
     itself, or points at its first CHUNK_D columns. `peak` and `total` are m and l.
+    `index` has the place of each row's key 0 in dropout's random numbers.
     With CUT each score is compared with its row's bounds, and keys outside `first .. beyond`,
     which no row sees, are not loaded.
     """
@@ -173,8 +169,8 @@ def _steps(
         if BIAS_MODE > 0:
             m_new = tl.maximum(peak, tl.max(s, 1))
             finite = tl.where(m_new == float("-inf"), 0.0, m_new)
-            p = tl.exp2((s - finite[:, None]) * _LOG2_E_CONST)
-            alpha = tl.exp2((peak - finite) * _LOG2_E_CONST)
+            p = tl.exp2((s - finite[:, None]) * _LOG2_E)
+            alpha = tl.exp2((peak - finite) * _LOG2_E)
         else:
             m_new = tl.maximum(peak, tl.max(s, 1) * scale)
             finite = m_new
@@ -184,6 +180,8 @@ def _steps(
             alpha = tl.exp2(peak - finite)
         total = total * alpha + tl.sum(p, 1)
         peak = m_new
+        if DROPOUT:
+            p = tl.where(keep_tile(index, start, crosses, seed, threshold, BLOCK_N, False), p, 0.0)
 
         if MASK_MODE == 2 or BIAS_MODE == 2:
             seen = tl.max(visible.to(tl.int32), 0) != 0
@@ -223,7 +221,7 @@ def _scores_rows(
 
 @triton.jit(do_not_specialize=(*INT64_ARGUMENTS, *INT32_ARGUMENTS))
 def attention_fwd_kernel(
-    q, k, v, mask, bias, lengths, out, lse, scale,
+    q, k, v, mask, bias, lengths, seed_at, offset_at, out, lse, scale,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int64, q_d: tl.int64,
     k_b: tl.int64, k_h: tl.int64, k_l: tl.int64, k_d: tl.int64,
     v_b: tl.int64, v_h: tl.int64, v_l: tl.int64, v_d: tl.int64,
@@ -234,11 +232,13 @@ def attention_fwd_kernel(
     len_q: tl.int32, len_k: tl.int32,
     cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
+    seed: tl.int64, offset: tl.int64, threshold: tl.int64, keep_scale,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_D: tl.constexpr,
     VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BIAS_VECTOR: tl.constexpr,
     MASK_MODE: tl.constexpr, BIAS_MODE: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, NEGATE: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of BLOCK_M queries of one head.
 
@@ -246,7 +246,8 @@ def attention_fwd_kernel(
     only where that constant is 0 and the units are single elements; MODE is 0 without the tensor,
     1 if it is the same for every row, 2 otherwise. `scale` is not negative, NEGATE stands for its
     sign; without a bias it comes times log2(e). Of packed sequences (`cu_q`) `len_q` and `len_k`
-    bound the lengths, and the strides of batches are those of rows; see `pieces_packed.py`.
+    bound the lengths, and the strides of batches are those of rows; see `pieces_packed.py`. Seed
+    and offset lie at `seed_at` and `offset_at`, or come as numbers; `keep_scale` is 1 / (1 - p).
     """
     # Sections of heads; inside one, tile by tile, those with the most keys first.
     program = tl.program_id(0)
@@ -258,6 +259,8 @@ def attention_fwd_kernel(
     batch = tl.cast(head_all // heads, tl.int64)
     head = tl.cast(head_all % heads, tl.int64)
     head_kv = head // group
+    most_q = len_q
+    most_k = len_k
     if cu_q is None:
         if HAS_RIGHT:
             tile = tiles - 1 - tile
@@ -336,29 +339,37 @@ def attention_fwd_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     left = rows + low
     right = rows + high
+    seed, offset = philox_state(seed_at, offset_at, seed, offset)
+    index = first_index(offset, batch, head, heads, rows, most_q, most_k)
+    crosses = crosses_quads(offset, most_k)
     if HAS_LEFT:
         acc, peak, total = _steps(
             acc, peak, total, q_block, k_tile, v_tile, mask, bias, begin, full_begin,
             q_step, k_l * UNIT, k_step, v_l * UNIT, mask_k, bias_k, left, right, first,
-            beyond, rows_seen, scale, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D,
-            True, HAS_LEFT, HAS_RIGHT, MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, NEGATE,
+            beyond, rows_seen, scale, index, crosses, seed, threshold,
+            HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D, True, HAS_LEFT, HAS_RIGHT,
+            MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, NEGATE, DROPOUT,
         )  # fmt: skip
     acc, peak, total = _steps(
         acc, peak, total, q_block, k_tile, v_tile, mask, bias, full_begin, full_end,
         q_step, k_l * UNIT, k_step, v_l * UNIT, mask_k, bias_k, left, right, first,
-        beyond, rows_seen, scale, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D,
-        False, HAS_LEFT, HAS_RIGHT, MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, NEGATE,
+        beyond, rows_seen, scale, index, crosses, seed, threshold,
+        HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D, False, HAS_LEFT, HAS_RIGHT,
+        MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, NEGATE, DROPOUT,
     )  # fmt: skip
     acc, peak, total = _steps(
         acc, peak, total, q_block, k_tile, v_tile, mask, bias, full_end, end,
         q_step, k_l * UNIT, k_step, v_l * UNIT, mask_k, bias_k, left, right, first,
-        beyond, rows_seen, scale, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D,
-        True, HAS_LEFT, HAS_RIGHT, MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, NEGATE,
+        beyond, rows_seen, scale, index, crosses, seed, threshold,
+        HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D, True, HAS_LEFT, HAS_RIGHT,
+        MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, NEGATE, DROPOUT,
     )  # fmt: skip
 
     sees_none = total == 0.0
     total = tl.where(sees_none, 1.0, total)
     acc = acc / total[:, None]
+    if DROPOUT:
+        acc = acc * keep_scale
     if BIAS_MODE > 0:
         log_sum = peak + tl.log2(total) * _LN_2
     else:
@@ -371,111 +382,3 @@ def attention_fwd_kernel(
     if HEAD_DIM_V < BLOCK_DV:
         stored = stored & (dims_v < HEAD_DIM_V)[None, :]
     tl.store(out_tile, acc.to(out.dtype.element_ty), mask=stored)
-
-
-def constants(problem: AttentionProblem, config: TritonConfig) -> dict[str, object]:
-    """Return the kernel's constants that follow from a problem and a config alone."""
-    block_d = padded_head_dim(problem.head_dim)
-    return {
-        "HEAD_DIM": problem.head_dim,
-        "HEAD_DIM_V": problem.head_dim_v,
-        "BLOCK_D": block_d,
-        "BLOCK_DV": padded_head_dim(problem.head_dim_v),
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "CHUNK_D": min(block_d, config.chunk_d or block_d),
-        "HAS_LENGTHS": problem.has_key_lengths,
-        "HAS_LEFT": problem.band.has_left,
-        "HAS_RIGHT": problem.band.has_right,
-        "NEGATE": problem.scale < 0,
-    }
-
-
-def _section(problem: AttentionProblem) -> int:
-    """How many heads run side by side, longest tiles first; 1 where all tiles are as long."""
-    heads_all = problem.batch * problem.heads_q
-    if problem.packed or not problem.band.has_right:
-        return 1
-    head_bytes = problem.len_k * (problem.head_dim + problem.head_dim_v) * problem.dtype.itemsize
-    group = problem.heads_q // problem.heads_kv
-    return min(heads_all, group * max(1, _SECTION_BYTES // max(1, head_bytes)))
-
-
-def bind_attention_fwd(
-    problem: AttentionProblem,
-    config: TritonConfig,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    key_lengths: torch.Tensor | None,
-    state: PhiloxState | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    offsets: Offsets | None = None,
-) -> Callable[..., None]:
-    """Prepare the launch for a problem that is not empty; nothing is allocated or copied.
-
-    Args:
-        problem: What `config.reasons_against` has passed.
-        config: Tile sizes.
-        q: Queries, `[B, Hq, Lq, D]`, any strides; k and v likewise. All tensors here are examples
-            and are not kept.
-        k: Keys, `[B, Hkv, Lk, D]`.
-        v: Values, `[B, Hkv, Lk, Dv]`.
-        mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
-        bias: Floating, broadcastable to the same, or None.
-        key_lengths: `[B]`, int32 or int64, or None.
-        state: Not taken.
-        out: `[B, Hq, Lq, Dv]`, unit stride in the last dimension.
-        lse: `[B, Hq, Lq]`, float32, contiguous.
-        offsets: Of packed sequences, whose tensors have B = 1.
-
-    Returns:
-        `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`, which writes O and LSE, for
-        tensors of the same shapes, strides, types and alignments.
-    """
-    del state
-    full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
-    vector = vector_of(16 // q.element_size(), q, k, v, out)
-    unit = vector or 1
-    mask_mode, mask_vector, mask_strides = scores_arguments(mask, full)
-    bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
-    heads_all = problem.heads_q * (1 if problem.packed else problem.batch)
-    tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads_all
-    # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
-    scale = max(abs(problem.scale), _LEAST_SCALE) * (1.0 if bias is not None else _LOG2_E)
-    launcher = prepared(
-        attention_fwd_kernel, num_warps=config.num_warps, num_stages=config.num_stages
-    )
-    bound = launcher.bind(
-        (tiles * heads_all,),
-        q, k, v, None if mask is None else mask.view(torch.uint8), bias, key_lengths, out, lse,
-        scale,
-        *(s // unit for t in (q, k, v) for s in batch_strides(t, problem)),
-        *mask_strides, *bias_strides,
-        *(s // unit for s in batch_strides(out, problem)[:3]),
-        0 if key_lengths is None else key_lengths.stride(0),
-        problem.heads_q, heads_all, problem.heads_q // problem.heads_kv,
-        _section(problem), tiles, problem.len_q, problem.len_k,
-        *(offsets or (None, None)), problem.batch,
-        *(problem.packed.totals if problem.packed else (0, 0)),
-        *problem.band.clamped(problem.len_q, problem.len_k),
-        **constants(problem, config), VECTOR=vector, MASK_VECTOR=mask_vector,
-        BIAS_VECTOR=bias_vector, MASK_MODE=mask_mode, BIAS_MODE=bias_mode,
-    )  # fmt: skip
-
-    def launch(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
-        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
-        out: torch.Tensor, lse: torch.Tensor, offsets: Offsets | None = None,
-    ) -> None:  # fmt: skip
-        if mask is None and bias is None and key_lengths is None and offsets is None:
-            bound.launch(q, k, v, out, lse)
-            return
-        bits = None if mask is None else mask.view(torch.uint8)
-        given = (q, k, v, bits, bias, key_lengths, out, lse, *(offsets or ()))
-        bound.launch(*[tensor for tensor in given if tensor is not None])
-
-    return launch

@@ -5,6 +5,9 @@ With P = exp(S - LSE), which no one stored, and delta = rowsum(dO * O) - dLSE:
     dV = P^T dO        dP = dO V^T        dS = P * (dP - delta)
     dQ = scale * dS K  dK = scale * dS^T Q
 
+With dropout, and Z = 1 / (1 - p) where a score is kept, else 0: dV = (P * Z)^T dO, dP = Z * dO V^T;
+Z comes from the same random numbers as in the forward (`pieces_philox.py`).
+
 Two kernels, so that each program owns what it writes: no atomics, the same bits in every run. One
 program of the first has a block of keys and goes over the rows of all query heads of its group; one
 of the second has a block of rows and goes over its keys. Both compute S and dP: 7 products where 5
@@ -38,6 +41,12 @@ import triton
 import triton.language as tl
 
 from tileloom.ops.attention.pieces_packed import block_of
+from tileloom.ops.attention.pieces_philox import (
+    crosses_quads,
+    first_index,
+    keep_tile,
+    philox_state,
+)
 from tileloom.ops.attention.pieces_triton_bwd import (
     add_product,
     band_of,
@@ -58,7 +67,7 @@ INT64_ARGUMENTS = (
     *("mask_b", "mask_h", "mask_q", "mask_k", "bias_b", "bias_h", "bias_q", "bias_k"),
     *("dq_b", "dq_h", "dq_l", "dk_b", "dk_h", "dk_l", "dv_b", "dv_h", "dv_l"),
     *("dbias_b", "dbias_h", "dbias_l", "lengths_b"),
-    *("left_top", "right_top", "left_bottom", "right_bottom"),
+    *("left_top", "right_top", "left_bottom", "right_bottom", "seed", "offset", "threshold"),
 )
 INT32_ARGUMENTS = (
     *("heads", "group", "tiles", "len_q", "len_k", "sequences", "total_q", "total_k"),
@@ -68,20 +77,23 @@ INT32_ARGUMENTS = (
 @triton.jit
 def _dkv_steps(
     dk, dv, k, v, q, do, q_wide, do_wide, lse, delta, weight, mask, bias,
-    begin, full_begin, full_end, end, columns, n, len_q, low, high, q_l, do_l,
+    begin, full_begin, full_end, end, columns, n, len_q, most_k, low, high, q_l, do_l,
     q_step, k_step, v_step, mask_q, mask_k, bias_q, bias_k, scale,
+    head_index, key_first, crosses, seed, threshold, keep_scale,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, CHUNK_D: tl.constexpr, CHUNK_DV: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     MASK_MODE: tl.constexpr, MASK_VECTOR: tl.constexpr,
     BIAS_MODE: tl.constexpr, BIAS_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr,
-    HAS_DK: tl.constexpr, HAS_DV: tl.constexpr,
+    HAS_DK: tl.constexpr, HAS_DV: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Take the row blocks `begin .. end` of one query head.
 
     `q`, `do`, `lse`, ... point at row block 0; `k` and `v` are the blocks themselves, or point at
-    their first CHUNK columns.
+    their first CHUNK columns. `head_index` is the place of the head's first score in dropout's
+    random numbers, `most_k` how many of them each row has.
     """
+    BLOCK_N: tl.constexpr = columns.shape[0]
     HIDES: tl.constexpr = MASK_MODE > 0 or BIAS_MODE > 0
     dims = tl.arange(0, BLOCK_D)
     dims_v = tl.arange(0, BLOCK_DV)
@@ -115,13 +127,21 @@ def _dkv_steps(
             bias_q, bias_k, scale, HAS_LEFT or HAS_RIGHT, HAS_LEFT, HAS_RIGHT,
             MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, WEIGHTED,
         )  # fmt: skip
+        if DROPOUT:
+            index = head_index + rows.to(tl.int64) * most_k
+            kept = keep_tile(index, key_first, crosses, seed, threshold, BLOCK_N, True)
         if HAS_DV:
             if CHUNK_DV < BLOCK_DV:
                 do_block = load_tile(
                     do_wide + at * do_l, there, dims_v < HEAD_DIM_V, True, HEAD_DIM_V < BLOCK_DV
                 )
-            dv = add_product(dv, p, do_block)
+            if DROPOUT:
+                dv = add_product(dv, tl.where(kept, p, 0.0), do_block)
+            else:
+                dv = add_product(dv, p, do_block)
         if HAS_DK:
+            if DROPOUT:
+                dp = tl.where(kept, dp * keep_scale, 0.0)
             ds = p * (dp - change[None, :])
             if HIDES:
                 ds = tl.where(visible, ds, 0.0)
@@ -135,7 +155,8 @@ def _dkv_steps(
 
 @triton.jit(do_not_specialize=(*INT64_ARGUMENTS, *INT32_ARGUMENTS))
 def attention_dkv_kernel(
-    do, q, k, v, lse, delta, weight, mask, bias, lengths, dk, dv, scale, scale_out,
+    do, q, k, v, lse, delta, weight, mask, bias, lengths, seed_at, offset_at, dk, dv,
+    scale, scale_out, keep_scale,
     do_b: tl.int64, do_h: tl.int64, do_l: tl.int64,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int64, q_d: tl.int64,
     k_b: tl.int64, k_h: tl.int64, k_l: tl.int64, k_d: tl.int64,
@@ -147,13 +168,14 @@ def attention_dkv_kernel(
     heads: tl.int32, group: tl.int32, tiles: tl.int32, len_q: tl.int32, len_k: tl.int32,
     cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
+    seed: tl.int64, offset: tl.int64, threshold: tl.int64,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK_D: tl.constexpr, CHUNK_DV: tl.constexpr,
     VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BIAS_VECTOR: tl.constexpr,
     MASK_MODE: tl.constexpr, BIAS_MODE: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, WEIGHTED: tl.constexpr,
-    HAS_DK: tl.constexpr, HAS_DV: tl.constexpr,
+    HAS_DK: tl.constexpr, HAS_DV: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Compute dK and dV, or one of them, of BLOCK_N keys of one key head, by steps of BLOCK_M."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -163,6 +185,8 @@ def attention_dkv_kernel(
     batch = tl.cast(head_all // heads_kv, tl.int64)
     head_kv = head_all % heads_kv
     block = program % tiles
+    most_q = len_q
+    most_k = len_k
     if cu_q is None:
         batch_q = batch
         batch_k = batch
@@ -206,6 +230,8 @@ def attention_dkv_kernel(
     if CHUNK_DV == BLOCK_DV:
         v_block = load_tile(v_block, keys_seen, narrow_v < HEAD_DIM_V, True, HEAD_DIM_V < BLOCK_DV)
 
+    seed, offset = philox_state(seed_at, offset_at, seed, offset)
+    crosses = crosses_quads(offset, most_k)
     dk_sum = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_sum = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in range(group):
@@ -225,11 +251,13 @@ def attention_dkv_kernel(
         dk_sum, dv_sum = _dkv_steps(
             dk_sum, dv_sum, k_block, v_block, q_tile, do_tile, q_wide, do_wide,
             lse + row_of_head, delta + row_of_head, weight_head, mask_head, bias_head,
-            begin, full_begin, full_end, end, columns, n, len_q, low, high,
+            begin, full_begin, full_end, end, columns, n, len_q, most_k, low, high,
             q_l * UNIT, do_l * UNIT, q_step, k_step, v_step, mask_q, mask_k, bias_q, bias_k, scale,
+            offset + (batch * heads + head) * most_q * most_k,
+            key_first, crosses, seed, threshold, keep_scale,
             HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_M, CHUNK_D, CHUNK_DV,
             HAS_LEFT, HAS_RIGHT, MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, WEIGHTED,
-            HAS_DK, HAS_DV,
+            HAS_DK, HAS_DV, DROPOUT,
         )  # fmt: skip
 
     # Keys that no row sees have no gradient, whatever was summed for them.
@@ -247,7 +275,7 @@ def attention_dkv_kernel(
     if HAS_DV:
         dv += batch_k * (dv_b * UNIT) + head_kv * (dv_h * UNIT)
         dv_tile = dv + (keys_at[:, None] * (dv_l * UNIT) + wide_v[None, :])
-        dv_sum = tl.where(seen[:, None], dv_sum, 0.0).to(dv.dtype.element_ty)
+        dv_sum = tl.where(seen[:, None], dv_sum * keep_scale, 0.0).to(dv.dtype.element_ty)
         tl.store(dv_tile, dv_sum, mask=stored & (wide_v < HEAD_DIM_V)[None, :])
 
 
@@ -255,18 +283,19 @@ def attention_dkv_kernel(
 def _dq_steps(
     dq, q, do, k, v, k_wide, dbias, mask, bias, begin, full_begin, full_end, end, rows, rows_seen,
     first, beyond, low, high, shift, change, factor, k_l, v_l, q_step, k_step, v_step,
-    mask_q, mask_k, bias_q, bias_k, scale,
+    mask_q, mask_k, bias_q, bias_k, scale, index, crosses, seed, threshold, keep_scale,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_D: tl.constexpr, CHUNK_DV: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     MASK_MODE: tl.constexpr, MASK_VECTOR: tl.constexpr,
     BIAS_MODE: tl.constexpr, BIAS_VECTOR: tl.constexpr, WEIGHTED: tl.constexpr,
-    BIAS_GRAD: tl.constexpr, HAS_DQ: tl.constexpr,
+    BIAS_GRAD: tl.constexpr, HAS_DQ: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Take the key blocks `begin .. end`.
 
     `k`, `v` and `dbias` point at key block 0; `q` and `do` are the blocks themselves, or point at
-    their first CHUNK columns.
+    their first CHUNK columns. `index` has the place of each row's key 0 in dropout's random
+    numbers.
     """
     HIDES: tl.constexpr = MASK_MODE > 0 or BIAS_MODE > 0
     dims = tl.arange(0, BLOCK_D)
@@ -298,6 +327,9 @@ def _dq_steps(
             bias_q, bias_k, scale, True, HAS_LEFT, HAS_RIGHT,
             MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, WEIGHTED,
         )  # fmt: skip
+        if DROPOUT:
+            kept = keep_tile(index, start, crosses, seed, threshold, BLOCK_N, False)
+            dp = tl.where(kept, dp * keep_scale, 0.0)
         ds = p * (dp - change[:, None])
         if HIDES:
             ds = tl.where(visible, ds, 0.0)
@@ -319,7 +351,8 @@ def _dq_steps(
 
 @triton.jit(do_not_specialize=(*INT64_ARGUMENTS, *INT32_ARGUMENTS))
 def attention_dq_kernel(
-    do, q, k, v, lse, delta, weight, mask, bias, lengths, dq, dbias, scale, scale_out,
+    do, q, k, v, lse, delta, weight, mask, bias, lengths, seed_at, offset_at, dq, dbias,
+    scale, scale_out, keep_scale,
     do_b: tl.int64, do_h: tl.int64, do_l: tl.int64,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int64, q_d: tl.int64,
     k_b: tl.int64, k_h: tl.int64, k_l: tl.int64, k_d: tl.int64,
@@ -330,6 +363,7 @@ def attention_dq_kernel(
     heads: tl.int32, group: tl.int32, tiles: tl.int32, len_q: tl.int32, len_k: tl.int32,
     cu_q, cu_k, sequences: tl.int32, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
+    seed: tl.int64, offset: tl.int64, threshold: tl.int64,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CHUNK_D: tl.constexpr, CHUNK_DV: tl.constexpr,
@@ -337,6 +371,7 @@ def attention_dq_kernel(
     DBIAS_VECTOR: tl.constexpr, MASK_MODE: tl.constexpr, BIAS_MODE: tl.constexpr,
     BIAS_GRAD: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr, WEIGHTED: tl.constexpr, HAS_DQ: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Compute dQ of BLOCK_M rows of one head, and with BIAS_GRAD their rows of dS."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -346,6 +381,8 @@ def attention_dq_kernel(
     batch = tl.cast(head_all // heads, tl.int64)
     head = tl.cast(head_all % heads, tl.int64)
     head_kv = head // group
+    most_q = len_q
+    most_k = len_k
     if cu_q is None:
         if HAS_RIGHT:
             tile = tiles - 1 - tile  # those with the most keys first
@@ -354,12 +391,11 @@ def attention_dq_kernel(
         row_of_all = tl.cast(head_all, tl.int64) * len_q
         row_of_bias = row_of_all
     else:
-        bias_rows = tl.cast(len_q, tl.int64)
         batch, tile, batch_q, len_q, batch_k, len_k = block_of(
             tile, cu_q, cu_k, sequences, total_q, total_k, len_q, len_k, BLOCK_M, HAS_RIGHT
         )
         row_of_all = head * total_q + batch_q
-        row_of_bias = (batch * heads + head) * bias_rows
+        row_of_bias = (batch * heads + head) * most_q
     n = keys_of(lengths, batch, lengths_b, len_k, HAS_LENGTHS)
     low, high = band_of(n, len_q, len_k, left_top, right_top, left_bottom, right_bottom)
     row_first = tile * BLOCK_M
@@ -404,15 +440,18 @@ def attention_dq_kernel(
     if BIAS_GRAD:
         dbias = dbias + (row_of_bias + rows_at)[:, None] * (dbias_l * DBIAS_VECTOR) + keys[None, :]
 
+    seed, offset = philox_state(seed_at, offset_at, seed, offset)
+    index = first_index(offset, batch, head, heads, rows, most_q, most_k)
     dq_sum = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dq_sum = _dq_steps(
         dq_sum, q_block, do_block, k_tile, v_tile, k_wide, dbias, mask, bias,
         begin, full_begin, full_end, end, rows, rows_seen, first, beyond, low, high,
         shift, change, factor, k_l * UNIT, v_l * UNIT, q_step, k_step, v_step,
         mask_q, mask_k, bias_q, bias_k, scale,
+        index, crosses_quads(offset, most_k), seed, threshold, keep_scale,
         HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_N, CHUNK_D, CHUNK_DV,
         HAS_LEFT, HAS_RIGHT, MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, WEIGHTED, BIAS_GRAD,
-        HAS_DQ,
+        HAS_DQ, DROPOUT,
     )  # fmt: skip
 
     if HAS_DQ:

@@ -13,6 +13,12 @@ import triton.language as tl
 
 from tileloom.ops.attention.kernel_triton_bwd import INT32_ARGUMENTS, INT64_ARGUMENTS
 from tileloom.ops.attention.pieces_packed import rows_of
+from tileloom.ops.attention.pieces_philox import (
+    crosses_quads,
+    first_index,
+    keep_tile,
+    philox_state,
+)
 from tileloom.ops.attention.pieces_triton_bwd import (
     band_of,
     chunked_product,
@@ -30,7 +36,8 @@ BIAS_ARGUMENTS = ("own_b", "own_h", "own_q", "own_k", "all_b", "all_h", "all_q",
 
 @triton.jit(do_not_specialize=(*INT64_ARGUMENTS, *INT32_ARGUMENTS, *BIAS_ARGUMENTS))
 def attention_dbias_kernel(
-    do, q, k, v, lse, delta, weight, mask, bias, lengths, dbias, scale,
+    do, q, k, v, lse, delta, weight, mask, bias, lengths, seed_at, offset_at, dbias,
+    scale, keep_scale,
     do_b: tl.int64, do_h: tl.int64, do_l: tl.int64,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int64, q_d: tl.int64,
     k_b: tl.int64, k_h: tl.int64, k_l: tl.int64, k_d: tl.int64,
@@ -40,6 +47,7 @@ def attention_dbias_kernel(
     heads: tl.int32, group: tl.int32, len_q: tl.int32, len_k: tl.int32,
     cu_q, cu_k, total_q: tl.int32, total_k: tl.int32,
     left_top: tl.int64, right_top: tl.int64, left_bottom: tl.int64, right_bottom: tl.int64,
+    seed: tl.int64, offset: tl.int64, threshold: tl.int64,
     own_b: tl.int32, own_h: tl.int32, own_q: tl.int32, own_k: tl.int32,
     all_b: tl.int32, all_h: tl.int32, all_q: tl.int32, all_k: tl.int32, share: tl.int64,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -48,7 +56,7 @@ def attention_dbias_kernel(
     VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, BIAS_VECTOR: tl.constexpr,
     MASK_MODE: tl.constexpr, BIAS_MODE: tl.constexpr, HAS_LENGTHS: tl.constexpr,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-    SUM_ROWS: tl.constexpr, SUM_KEYS: tl.constexpr,
+    SUM_ROWS: tl.constexpr, SUM_KEYS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Sum one block of the gradient, or its part `program_id(1)` of `share` blocks of scores."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -70,6 +78,8 @@ def attention_dbias_kernel(
         q_step = tl.full([], 1, tl.int64)
         k_step = tl.full([], 1, tl.int64)
         v_step = tl.full([], 1, tl.int64)
+    seed, offset = philox_state(seed_at, offset_at, seed, offset)
+    crosses = crosses_quads(offset, len_k)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     blocks = tl.cast(all_b, tl.int64) * all_h * all_q * all_k
     visit_first = tl.program_id(1) * share
@@ -131,6 +141,10 @@ def attention_dbias_kernel(
                 bias_q, bias_k, scale, True, HAS_LEFT, HAS_RIGHT,
                 MASK_MODE, MASK_VECTOR, BIAS_MODE, BIAS_VECTOR, True,
             )  # fmt: skip
+            if DROPOUT:
+                index = first_index(offset, batch, head, heads, rows, len_q, len_k)
+                kept = keep_tile(index, key_first, crosses, seed, threshold, BLOCK_N, False)
+                dp = tl.where(kept, dp * keep_scale, 0.0)
             total += tl.where(visible, p * (dp - change[:, None]), 0.0)
 
     rows = own_row * BLOCK_M + tl.arange(0, BLOCK_M)

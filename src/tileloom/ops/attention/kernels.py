@@ -42,6 +42,7 @@ class _Form:
     has_mask: bool = False
     has_bias: bool = False
     is_packed: bool = False
+    dropout_p: float = 0.0
     length: int = 4096
 
 
@@ -54,6 +55,8 @@ _CAUSAL = _Form("causal", Band(right_top=0))
 _WINDOW = _Form("window-lengths", Band(left_bottom=256, right_bottom=256), has_key_lengths=True)
 _PACKED = _Form("packed-causal", Band(right_bottom=0), is_packed=True)
 _TENSORS = replace(_WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True)
+_DROPOUT = replace(_WINDOW, name="window-lengths-dropout", dropout_p=0.1)
+_ALL = replace(_TENSORS, name="window-lengths-mask-bias-dropout", dropout_p=0.1)
 
 
 def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem:
@@ -77,17 +80,19 @@ def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem
         has_mask=form.has_mask,
         has_bias=form.has_bias,
         packed=Packed(n, n) if form.is_packed else None,
+        dropout_p=form.dropout_p,
     )
 
 
 _TRITON_CASES = (
     (torch.float16, 32, (_FULL,)),
     (torch.float16, 72, (_CAUSAL,)),
-    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS)),
-    (torch.bfloat16, 128, (_CAUSAL, _WINDOW, _TENSORS, _PACKED)),
+    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS, _DROPOUT)),
+    (torch.bfloat16, 128, (_CAUSAL, _WINDOW, _TENSORS, _PACKED, _ALL)),
     (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
     (torch.bfloat16, 512, (_WINDOW, _TENSORS)),
-    *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (32, 64, 128, 256, 512)),
+    *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (32, 128, 256, 512)),
+    (torch.float32, 64, (_TENSORS, _ALL)),
 )
 
 
@@ -109,11 +114,12 @@ def _triton_spec(
     problem: AttentionProblem, form: _Form, config: TritonConfig, archs: tuple[str, ...]
 ) -> KernelSpec:
     from tileloom.ops.attention import kernel_triton as kernel
+    from tileloom.ops.attention.launch_triton_fwd import constants
 
     dtype = _SHORT[problem.dtype]
     vector = 16 // problem.dtype.itemsize
     constexprs: dict[str, object] = {
-        **kernel.constants(problem, config),
+        **constants(problem, config),
         "VECTOR": vector,
         # A mask and a bias with a row for each query, the bias unaligned: the costliest form.
         "MASK_MODE": 2 if form.has_mask else 0,
@@ -126,7 +132,7 @@ def _triton_spec(
         "mask": "*u8",
         **dict.fromkeys(("lengths", "cu_q", "cu_k"), "*i32"),
         "lse": "*fp32",
-        "scale": "fp32",
+        **dict.fromkeys(("scale", "keep_scale"), "fp32"),
         **dict.fromkeys(kernel.INT64_ARGUMENTS, "i64"),
         **dict.fromkeys(kernel.INT32_ARGUMENTS, "i32"),
     }
@@ -135,6 +141,7 @@ def _triton_spec(
         "bias": not form.has_bias,
         "lengths": not form.has_key_lengths,
         **dict.fromkeys(("cu_q", "cu_k"), not form.is_packed),
+        **dict.fromkeys(("seed_at", "offset_at"), True),  # seed and offset come as numbers
     }
     constexprs.update({name: None for name, is_absent in absent.items() if is_absent})
     signature.update(dict.fromkeys(constexprs, "constexpr"))
@@ -154,8 +161,8 @@ def _triton_spec(
 
 _BACKWARD_CASES = (
     (torch.float16, 32, (_WINDOW,)),
-    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS)),
-    (torch.bfloat16, 128, (_WINDOW, _TENSORS, _PACKED)),
+    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS, _ALL)),
+    (torch.bfloat16, 128, (_WINDOW, _TENSORS, _PACKED, _DROPOUT)),
     (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
     (torch.bfloat16, 512, (_TENSORS,)),
     *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (64, 128, 256, 512)),

@@ -102,7 +102,7 @@ def backward_spec(
         "dbias": f"*{dtype}" if kernel == "attention_dq_kernel" else "*fp32",
         "mask": "*u8",
         **dict.fromkeys(("lengths", "cu_q", "cu_k"), "*i32"),
-        **dict.fromkeys(("scale", "scale_out"), "fp32"),
+        **dict.fromkeys(("scale", "scale_out", "keep_scale"), "fp32"),
         **dict.fromkeys(INT64_ARGUMENTS, "i64"),
         **dict.fromkeys((*INT32_ARGUMENTS, *BIAS_ARGUMENTS), "i32"),
         "share": "i64",
@@ -111,6 +111,7 @@ def backward_spec(
         "mask": not problem.has_mask,
         "bias": not problem.has_bias,
         "dbias": not problem.has_bias,
+        **dict.fromkeys(("seed_at", "offset_at"), True),  # seed and offset come as numbers
         "lengths": not problem.has_key_lengths,
         **dict.fromkeys(("cu_q", "cu_k"), problem.packed is None),
         "weight": not given["WEIGHTED"],

@@ -16,7 +16,7 @@ from tileloom.ops.attention import kernel_triton_bwd_rows as rows_kernel
 from tileloom.ops.attention.config import padded_head_dim
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 from tileloom.ops.attention.kernel_triton_bwd import attention_dkv_kernel, attention_dq_kernel
-from tileloom.ops.attention.philox import PhiloxState
+from tileloom.ops.attention.philox import PhiloxState, dropout_arguments
 from tileloom.ops.attention.problem import AttentionProblem, Offsets
 from tileloom.ops.attention.strides import batch_strides, scores_arguments, vector_of
 
@@ -70,7 +70,7 @@ def launch_attention_bwd(
         mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
         bias: Floating, broadcastable to the same, or None.
         key_lengths: `[B]`, int32 or int64, or None.
-        state: Not taken.
+        state: Seed and offset of dropout, or None.
         dq: `[B, Hq, Lq, D]`, unit stride in the last dimension, or None.
         dk: `[B, Hkv, Lk, D]`, unit stride in the last dimension, or None.
         dv: `[B, Hkv, Lk, Dv]`, unit stride in the last dimension, or None.
@@ -80,7 +80,6 @@ def launch_attention_bwd(
     Memory: `[B, Hq, Lq]` float32, twice with a bias or in float32; for the gradient of a bias that
         broadcasts up to 512 blocks of `dq.block_m * dq.block_n` float32.
     """
-    del state
     rows = problem.batch * problem.len_q if problem.packed is None else problem.packed.total_q
     fixed_rows, fixed_keys = constants(problem, config.dq), constants(problem, config.dkv)
     delta = q.new_empty(problem.heads_q * rows, dtype=torch.float32)
@@ -89,6 +88,10 @@ def launch_attention_bwd(
     tensors = {"do": dout, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
     values |= _arguments(problem, tensors, mask, bias, dlse, key_lengths)
     values |= dict(zip(("cu_q", "cu_k"), offsets or (None, None)))
+    dropout = dropout_arguments(problem, state)
+    values |= dict(zip(("seed_at", "offset_at"), dropout.addresses))
+    values |= dict(zip(("seed", "offset"), dropout.numbers))
+    values |= {"threshold": dropout.threshold, "keep_scale": dropout.keep_scale}
 
     # To delta, which is a sum over each row by itself, packed sequences are one long one.
     batch = 1 if problem.packed else problem.batch
@@ -239,6 +242,7 @@ def constants(problem: AttentionProblem, tile: Tile) -> dict[str, Any]:
         "WEIGHTED": problem.has_bias or problem.dtype == torch.float32,
         "WEIGHS_ALL": problem.dtype == torch.float32,
         "ROWS": _ROWS,
+        "DROPOUT": problem.dropout_p > 0,
     }
 
 

@@ -12,12 +12,15 @@ Whatever draws here is the forward: a backward gets the forward's seed and offse
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy
 import torch
 
 from tileloom.errors import DeviceError, OptionError
+from tileloom.launch.bound import Number
 from tileloom.ops import _op
+from tileloom.ops.attention.problem import AttentionProblem
 
 PhiloxState = tuple[torch.Tensor, torch.Tensor]
 """Seed and offset: int64 tensors without a dimension, on the CPU or on the GPU they are for."""
@@ -126,6 +129,52 @@ def state_of(
 def is_on_host(state: PhiloxState | None) -> bool:
     """Whether kernels get seed and offset as numbers, not as addresses."""
     return state is not None and not state[0].is_cuda
+
+
+class DropoutArguments(NamedTuple):
+    """What a kernel takes of dropout.
+
+    Attributes:
+        addresses: `seed_at` and `offset_at`, tensors on the device or None.
+        numbers: `seed` and `offset` where there are no addresses, else 0.
+        threshold: The least word of Philox that keeps a score.
+        keep_scale: 1 / (1 - p).
+        varies: Whether `numbers` are others in each launch.
+    """
+
+    addresses: tuple[torch.Tensor | None, torch.Tensor | None]
+    numbers: tuple[int, int]
+    threshold: int
+    keep_scale: float
+    varies: bool
+
+    def bound(self) -> tuple[int | Number, int | Number, int, float]:
+        """Return the numbers for `Launcher.bind`; `dropout_values` has those of each launch."""
+        seed, offset = self.numbers
+        if self.varies:
+            return Number(seed), Number(offset), self.threshold, self.keep_scale
+        return seed, offset, self.threshold, self.keep_scale
+
+
+def dropout_arguments(problem: AttentionProblem, state: PhiloxState | None) -> DropoutArguments:
+    """Return what the kernels of a problem take of dropout."""
+    if state is None:
+        return DropoutArguments((None, None), (0, 0), 0, 1.0, False)
+    rest = (threshold_of(problem.dropout_p), 1.0 / (1.0 - problem.dropout_p))
+    if is_on_host(state):
+        return DropoutArguments((None, None), (int(state[0]), int(state[1])), *rest, True)
+    return DropoutArguments(state, (0, 0), *rest, False)
+
+
+def dropout_values(
+    state: PhiloxState | None,
+) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Return the addresses and the numbers that each bound launch takes of dropout, in order."""
+    if state is None:
+        return (), ()
+    if is_on_host(state):
+        return (), (int(state[0]), int(state[1]))
+    return state, ()
 
 
 def check_probability(name: str, dropout_p: float) -> None:

@@ -6,7 +6,7 @@
 
 Four neighbouring indices share one Philox call of some 50 instructions, which is what dropout
 costs: where a thread decides on four neighbouring keys, one call does for them if every row starts
-at a multiple of 4 (ALIGNED: `len_k` and `offset` are), else two.
+at a multiple of 4, which `len_k` and `offset` decide; else two.
 
 Nothing here assumes a layout, and both `triton.jit` and `gluon.jit` functions may call it: tensors
 come in and go out in the caller's layout; only `keep_tile` needs Triton's automatic ones.
@@ -22,7 +22,6 @@ accumulator's layout: one warp shuffle for two scores, or for eight where they a
 import triton
 import triton.language as tl
 
-_ROUNDS = tl.constexpr(10)
 _LOW_32 = tl.constexpr(0xFFFFFFFF)
 
 
@@ -30,8 +29,7 @@ _LOW_32 = tl.constexpr(0xFFFFFFFF)
 def philox_words(counter, seed):
     """Give the four 32-bit words of each counter.
 
-    `counter` is int64, of any shape; its upper half may be anything below 2^62. `seed` is an int64
-    number.
+    `counter` is int64, of any shape, its low 62 bits count; `seed` is an int64 number.
     """
     A: tl.constexpr = 0xD2511F53
     B: tl.constexpr = 0xCD9E8D57
@@ -39,21 +37,24 @@ def philox_words(counter, seed):
     KEY_B: tl.constexpr = 0xBB67AE85
     key_a = (seed & _LOW_32).to(tl.uint32)
     key_b = ((seed >> 32) & _LOW_32).to(tl.uint32)
-    c0 = (counter & _LOW_32).to(tl.uint32)
-    c1 = ((counter >> 32) & _LOW_32).to(tl.uint32)
-    c2 = c0 * 0
-    c3 = c2
-    for _ in tl.static_range(_ROUNDS):
-        high_b = tl.umulhi(c2, c2 * 0 + B)
-        high_a = tl.umulhi(c0, c0 * 0 + A)
-        low_b = tl.mul(c2, B, sanitize_overflow=False)
+    low = (counter & _LOW_32).to(tl.uint32)
+    high = ((counter >> 32) & 0x3FFFFFFF).to(tl.uint32)
+    # The first round: words 2 and 3 of the counter are 0.
+    c0 = high ^ key_a
+    c1 = low ^ low
+    c2 = tl.umulhi(low, A) ^ key_b
+    c3 = tl.mul(low, A, sanitize_overflow=False)
+    for _ in tl.static_range(9):
+        key_a = tl.add(key_a, KEY_A, sanitize_overflow=False)
+        key_b = tl.add(key_b, KEY_B, sanitize_overflow=False)
+        high_a = tl.umulhi(c0, A)
+        high_b = tl.umulhi(c2, B)
         low_a = tl.mul(c0, A, sanitize_overflow=False)
+        low_b = tl.mul(c2, B, sanitize_overflow=False)
         c0 = high_b ^ c1 ^ key_a
         c2 = high_a ^ c3 ^ key_b
         c1 = low_b
         c3 = low_a
-        key_a = tl.add(key_a, KEY_A, sanitize_overflow=False)
-        key_b = tl.add(key_b, KEY_B, sanitize_overflow=False)
     return c0, c1, c2, c3
 
 
@@ -73,18 +74,23 @@ def first_index(offset, batch, head, heads, rows, len_q, len_k):
 
 
 @triton.jit
-def keep_quad(first, seed, threshold, ALIGNED: tl.constexpr):
-    """Decide on four neighbours: return four bool tensors, of `first` and the next three indices.
+def crosses_quads(offset, len_k):
+    """Whether four keys from a multiple of 4 on may take numbers of two Philox calls."""
+    return ((offset | len_k) & 3) != 0
 
-    `first` is an int64 tensor of indices, with ALIGNED all multiples of 4. `threshold` is an int64
-    number of 32 bits.
+
+@triton.jit
+def keep_quad(counter, lane, crosses, seed, threshold):
+    """Decide on four neighbouring scores: return four bool tensors.
+
+    Those of indices `4 * counter + lane` and the next three; `counter` is an int64 tensor, `lane`
+    broadcasts to it. `crosses` is that of `crosses_quads`, or a constexpr False where it is known:
+    then `lane` is 0 and not looked at. `threshold` is an int64 number of 32 bits.
     """
     limit = threshold.to(tl.uint32)
-    counter = (first >> 2) & 0x3FFFFFFFFFFFFFFF
     w0, w1, w2, w3 = philox_words(counter, seed)
-    if not ALIGNED:
-        lane = first & 3
-        x0, x1, x2, _ = philox_words((counter + 1) & 0x3FFFFFFFFFFFFFFF, seed)
+    if crosses:
+        x0, x1, x2, _x3 = philox_words(counter + 1, seed)
         by_one = (lane & 1) != 0
         w0 = tl.where(by_one, w1, w0)
         w1 = tl.where(by_one, w2, w1)
@@ -102,21 +108,25 @@ def keep_quad(first, seed, threshold, ALIGNED: tl.constexpr):
 
 @triton.jit
 def keep_tile(
-    first, column, seed, threshold, BLOCK_N: tl.constexpr, ALIGNED: tl.constexpr,
-    KEYS_FIRST: tl.constexpr,
-):  # fmt: skip
+    first, column, crosses, seed, threshold, BLOCK_N: tl.constexpr, KEYS_FIRST: tl.constexpr
+):
     """Decide on a block of scores: bool `[M, BLOCK_N]`, with KEYS_FIRST `[BLOCK_N, M]`.
 
     `first` has the indices of key 0 of the M rows, `column` is the block's first key, a multiple
     of 4.
     """
-    quads = column + 4 * tl.arange(0, BLOCK_N // 4)
+    quads = column // 4 + tl.arange(0, BLOCK_N // 4)
+    counter = first >> 2
+    lane = (first & 3).to(tl.int32)
     M: tl.constexpr = first.shape[0]
     if KEYS_FIRST:
-        index = first[None, :] + quads[:, None]
+        k0, k1, k2, k3 = keep_quad(
+            counter[None, :] + quads[:, None], lane[None, :], crosses, seed, threshold
+        )
     else:
-        index = first[:, None] + quads[None, :]
-    k0, k1, k2, k3 = keep_quad(index, seed, threshold, ALIGNED)
+        k0, k1, k2, k3 = keep_quad(
+            counter[:, None] + quads[None, :], lane[:, None], crosses, seed, threshold
+        )
     kept = tl.join(tl.join(k0, k2), tl.join(k1, k3))
     if KEYS_FIRST:
         return tl.reshape(tl.permute(kept, (0, 2, 3, 1)), [BLOCK_N, M])

@@ -1,0 +1,233 @@
+"""Dropout on a GPU: masks to the bit, PyTorch's generator, gradients, graphs, compilation."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tests.ops.attention import gradients
+from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
+from tests.ops.attention.dropout import (
+    FORMS,
+    check,
+    check_gradients,
+    drawn_at,
+    portable,
+    recovered,
+    recovered_backward,
+)
+from torch.utils.checkpoint import checkpoint
+
+import tileloom
+from tileloom.ops import record_choices
+from tileloom.ops.attention.config import ReferenceConfig
+from tileloom.testing import assert_accurate, dropout_mask, poisoned_memory
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("exact_products"),
+    pytest.mark.filterwarnings("ignore::tileloom.ops._op.PerformanceWarning"),
+]
+
+
+def _generator():
+    return torch.cuda.default_generators[torch.cuda.current_device()]
+
+
+@pytest.mark.parametrize("backend", ["fastest", "portable"])
+@pytest.mark.parametrize("case", FORMS, ids=lambda case: case.id)
+def test_outputs_and_gradients(case, backend):
+    inputs = case.inputs("cuda")
+    configs = portable(inputs) if backend == "portable" else {}
+    torch.manual_seed(3)
+    state = drawn_at(inputs)
+    given = gradients.upstream(inputs)
+    with poisoned_memory(), record_choices() as made:
+        results = gradients.of_attention(inputs, given, dropout_p=0.3, **configs)
+        torch.manual_seed(3)
+        out, lse = tileloom.attention(
+            *(inputs.q, inputs.k, inputs.v), **inputs.options, **configs, dropout_p=0.3,
+            return_lse=True,
+        )  # fmt: skip
+    assert "reference" not in {choice.backend for choice in made}
+    check(inputs, out, lse, 0.3, state)
+    check_gradients(inputs, given, results, 0.3, state)
+
+
+@pytest.mark.parametrize("size", [(2, 3, 129, 257), (1, 2, 64, 256), (3, 1, 5, 1022)])
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_the_mask_is_that_of_the_generator(size, p):
+    """V = I shows the forward's mask; dO = I the backward's in dV."""
+    torch.manual_seed(11)
+    torch.rand(1000, device="cuda")
+    generator = _generator()
+    seed, offset = generator.initial_seed(), generator.get_offset()
+    forward = recovered(size, p, device="cuda")
+    count = size[0] * size[1] * size[2] * size[3]
+    assert generator.get_offset() == offset + (count + 3) // 4 * 4
+    right = dropout_mask(p, seed=seed, offset=offset, size=size, device="cuda")
+    assert torch.equal(forward, right)
+    generator.set_offset(offset)
+    assert torch.equal(recovered_backward(size, p, device="cuda"), right)
+
+
+def test_pytorchs_own_kernel_has_the_same_mask_and_leaves_the_same_generator():
+    size = (2, 4, 96, 160)
+    b, h, m, n = size
+    q, k, v = (torch.randn(b, length, h, 64, device="cuda", dtype=FP16) for length in (m, n, n))
+    generator = _generator()
+    torch.manual_seed(5)
+    torch.rand(77, device="cuda")
+    before = generator.get_offset()
+    out, _, seed, offset, *_ = torch.ops.aten._efficient_attention_forward(
+        q, k, v, None, None, None, None, None, 0.25, 1, True
+    )
+    after = generator.get_offset()
+    uniforms = torch.empty(size, device="cuda")
+    torch.ops.aten._fill_mem_eff_dropout_mask_(uniforms, 0.25, int(seed), int(offset))
+    mask = dropout_mask(0.25, seed=int(seed), offset=int(offset), size=size, device="cuda")
+    assert torch.equal(uniforms > 0.25, mask)
+    generator.set_offset(before)
+    qkv = [t.transpose(1, 2) for t in (q, k, v)]
+    ours = tileloom.attention(*qkv, dropout_p=0.25, is_causal=True)
+    assert generator.get_offset() == after
+    state = (int(seed), int(offset))
+    options = {"is_causal": True, "dropout_p": 0.25, "philox": state}
+    reference = tileloom.ops.attention.attention_reference(
+        *qkv, **options, compute_dtype=torch.float64
+    )
+    baseline = tileloom.ops.attention.attention_reference(*qkv, **options, compute_dtype=FP16)
+    assert_accurate(ours, reference, baseline, name="ours")
+    assert_accurate(out.transpose(1, 2), reference, baseline, name="theirs")
+
+
+def _replayed(dtype, n):
+    q, k = (torch.randn(1, 2, n, 64, device="cuda", dtype=dtype).requires_grad_() for _ in "qk")
+    identity = torch.eye(n, device="cuda", dtype=dtype).expand(1, 2, n, n).contiguous()
+    q.data.zero_()
+
+    def step():
+        out = tileloom.attention(q, k, identity.requires_grad_(), dropout_p=0.3)
+        (dv,) = torch.autograd.grad(out, identity, torch.ones_like(out).copy_(identity))
+        return out, dv
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, dv = step()
+    return graph, out, dv
+
+
+def test_each_replay_of_a_graph_has_a_new_mask_and_the_backward_has_it_too():
+    graph, out, dv = _replayed(FP16, 128)
+    masks = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        forward = out != 0
+        assert torch.equal(forward, dv.transpose(2, 3) != 0)
+        assert abs(forward.double().mean().item() - 0.7) < 0.02
+        masks.append(forward.clone())
+    assert not torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[1], masks[2])
+
+
+def test_replays_are_repeated_by_manual_seed():
+    graph, out, _ = _replayed(FP16, 128)
+    found = []
+    for _ in range(2):
+        torch.manual_seed(21)
+        graph.replay()
+        torch.cuda.synchronize()
+        found.append(out.clone())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_training_has_one_mask_for_both_directions(mode):
+    torch._dynamo.reset()
+    n = 64
+    identity = torch.eye(n, device="cuda", dtype=FP16).expand(1, 2, n, n).contiguous()
+    q = torch.zeros(1, 2, n, 64, device="cuda", dtype=FP16)
+
+    @torch.compile(fullgraph=True, mode=mode)
+    def run(q, v):
+        return tileloom.attention(q, q, v, dropout_p=0.3)
+
+    found = []
+    for _ in range(4):
+        v = identity.clone().requires_grad_()
+        torch.compiler.cudagraph_mark_step_begin()
+        out = run(q, v)
+        kept = (out.detach() != 0).clone()
+        (dv,) = torch.autograd.grad(out, v, identity)
+        assert torch.equal(kept, dv.transpose(2, 3) != 0)
+        found.append(kept)
+    assert not torch.equal(found[2], found[3])
+    assert abs(found[3].double().mean().item() - 0.7) < 0.05
+
+
+def test_checkpointing_repeats_the_mask():
+    inputs = AttentionCase("again", (2, 4, 2, 130, 140, 64, 64), BF16).inputs("cuda")
+    every = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+
+    def run(q, k, v):
+        return tileloom.attention(q, k, v, dropout_p=0.2)
+
+    found = []
+    for wrapped in (run, lambda *a: checkpoint(run, *a, use_reentrant=False)):
+        torch.manual_seed(4)
+        found.append(torch.autograd.grad(wrapped(*every).float().square().sum(), every))
+    for plain, again in zip(*found):
+        assert_accurate(again, plain.double(), plain.float() * (1 + 2**-9), name="gradient")
+
+
+def test_a_call_and_its_plan_draw_anew_each_time():
+    q = torch.randn(1, 2, 64, 64, device="cuda", dtype=FP16)
+    with torch.no_grad():
+        first = [tileloom.attention(q, q, q, dropout_p=0.5) for _ in range(5)]
+        torch.manual_seed(9)
+        again = [tileloom.attention(q, q, q, dropout_p=0.5) for _ in range(5)]
+        torch.manual_seed(9)
+        repeated = [tileloom.attention(q, q, q, dropout_p=0.5) for _ in range(5)]
+    for a, b in zip(again, repeated):
+        assert torch.equal(a, b)
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(first))
+
+
+@pytest.mark.parametrize("dtype", [FP16, FP32])
+def test_the_reference_backend_draws_from_the_same_generator(dtype):
+    q = torch.randn(1, 2, 70, 64, device="cuda", dtype=dtype)
+    found = []
+    for config in (None, ReferenceConfig()):
+        torch.manual_seed(6)
+        found.append(tileloom.attention(q, q, torch.ones_like(q), dropout_p=0.5, config=config))
+    assert_accurate(found[0], found[1].double(), found[1].float() * (1 + 2**-9), name="out")
+
+
+def test_indices_beyond_32_bits():
+    """A mask with more than 2^32 scores before its last row; 2.10's original wraps there."""
+    size = (3, 16, 10_000, 9_001)
+    q = torch.zeros(size[0], size[1], size[2], 16, device="cuda", dtype=FP16)
+    k = torch.zeros(size[0], size[1], size[3], 16, device="cuda", dtype=FP16)
+    v = torch.zeros_like(k)
+    v[:, :, -16:] = torch.eye(16, device="cuda", dtype=FP16)
+    torch.manual_seed(8)
+    offset = _generator().get_offset()
+    q = q.requires_grad_(False)
+    out = tileloom.attention(q, k, v, dropout_p=0.5)
+    index = offset + (torch.arange(size[0] * size[1] * size[2], device="cuda")[-50:] * size[3])
+    assert int(index[-1]) > 2**32
+    uniforms = torch.stack(
+        [
+            tileloom.testing.dropout_uniforms(8, int(i) + size[3] - 16, (1, 1, 1, 16))[0, 0, 0]
+            for i in index
+        ]
+    )
+    assert torch.equal(out[-1, -1, -50:].cpu() != 0, uniforms > 0.5)
