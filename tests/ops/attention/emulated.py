@@ -93,15 +93,16 @@ def attention(inputs: cases.Inputs, config: AttentionConfig) -> tuple[torch.Tens
 
 
 def forward_specs() -> list[KernelSpec]:
-    """The shipped forms of the forward's kernels."""
-    return [spec for spec in shipped() if spec.name.startswith("attention_fwd")]
+    """The shipped forms of the forward's kernels, but for those of packed sequences."""
+    names = (spec for spec in shipped() if spec.name.startswith("attention_fwd"))
+    return [spec for spec in names if "packed" not in spec.name]
 
 
 def gluon_calls() -> list[Call]:
     """A call for each shipped form of the Hopper kernel."""
     return [
         Call(spec.name, _gluon_case(spec), gluon_config(spec), "sm_90a")
-        for spec in shipped()
+        for spec in forward_specs()
         if spec.function == f"{_ATTENTION}.kernel_gluon_sm90_fwd:attention_fwd_kernel"
     ]
 
@@ -110,7 +111,7 @@ def triton_calls() -> list[Call]:
     """A call for each shipped form of the portable kernel on sm_80 and sm_90."""
     return [
         Call(f"{spec.name}-{arch}", _triton_case(spec), triton_config(spec), arch)
-        for spec in shipped()
+        for spec in forward_specs()
         if spec.function == f"{_ATTENTION}.kernel_triton:attention_fwd_kernel"
         for arch in spec.archs
         if arch in ("sm_80", "sm_90")

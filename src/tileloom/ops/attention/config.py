@@ -132,7 +132,7 @@ class GluonSm90Config:
             why.append(f"scale {problem.scale} is not positive")
         if problem.len_q + problem.len_k > 2**30:
             why.append("Lq + Lk exceeds 2^30")
-        if problem.batch * problem.heads_q * -(-problem.len_q // self.block_m) > 2**30:
+        if problem.heads_q * problem.blocks_q(self.block_m) > 2**30:
             why.append("there are more than 2^30 tiles")
         why += tma_reasons(problem)
         if target.kind != "cpu" and self.smem_bytes(problem.head_dim) > target.smem:
@@ -217,8 +217,6 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
         why.append("a bias is given")
     if problem.dropout_p:
         why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
-    if problem.packed:
-        why.append("sequences are packed")
     return why
 
 

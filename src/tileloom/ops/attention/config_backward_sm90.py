@@ -45,6 +45,8 @@ class GluonSm90BackwardConfig:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(problem.head_dim)
         why += hopper_reasons(problem, target)
+        if problem.packed:
+            why.append("sequences are packed")
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"

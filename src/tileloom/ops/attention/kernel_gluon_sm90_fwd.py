@@ -18,6 +18,10 @@ the keys behind a length or a diagonal are never loaded. The leftmost block may 
 TMA fills those rows with zeros. Only a left window bound can leave hidden keys in a tile, in the
 leftmost block; those rows of V are cleared in shared memory (`clear_hidden`).
 
+Packed sequences: tiles are laid from the right end of each sequence as well; the first row may be
+negative, and TMA clips there (`pieces_packed.py`). The producer finds the tiles that have rows, and
+mails the first one too.
+
 Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile).
 
 Shared memory: Q [CONSUMERS, 64, D], twice with STORE_TMA, and a ring of 2 * STAGES blocks
@@ -60,14 +64,15 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
     clear_hidden,
     column_of,
+    live_tile,
     mask,
     range_of,
     row_sum,
+    rows_of_tile,
     slot_of,
     softmax,
     step,
     store_registers,
-    tile_of,
     turn_begin,
     turn_end,
 )
@@ -90,36 +95,41 @@ def next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC: gl.constexpr):
 
 
 @gluon.jit
-def draw_tile(counter, count, mail, mail_full, mail_empty):
-    """Draw the next tile from the counter and mail it to the consumers; the producer's side."""
-    tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+def mail_tile(tile, count, mail, mail_full, mail_empty):
+    """Mail the next tile to the consumers; the producer's side."""
     slot = count & 1
     mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
     mail.index(slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(mail_full.index(slot), count=1)
-    return tile
 
 
 @gluon.jit
 def _producer(
     q_desc, k_desc, v_desc, counter, q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty,
     mail_full, mail_empty, lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section,
-    left_top, right_top, left_bottom, right_bottom, CONSUMERS: gl.constexpr,
+    left_top, right_top, left_bottom, right_bottom, packed, CONSUMERS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    DYNAMIC: gl.constexpr,
+    DYNAMIC: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     SLOTS: gl.constexpr = ring.type.shape[0]
     BLOCK_N: gl.constexpr = ring.type.shape[3]
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     Q_BUFFERS: gl.constexpr = q_smem.type.shape[0] // CONSUMERS
-    tile = gl.program_id(0)
+    tile = live_tile(
+        gl.program_id(0), counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+        HAS_RIGHT, PACKED,
+    )  # fmt: skip
+    if PACKED:
+        mail_tile(tile, 0, mail, mail_full, mail_empty)
     count = 0  # tiles done
     item = 0  # blocks loaded into the ring
     while tile < tiles * heads:
-        batch, head, row = tile_of(tile, tiles, heads, section, heads_q, BLOCK_M, HAS_RIGHT)
+        batch, head, row, batch_q, batch_k, rows, keys, _ = rows_of_tile(
+            tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
+        )
         kv_head = head // group
         start, end, _, _ = range_of(
-            lengths_ptr, batch, row, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+            lengths_ptr, batch, row, rows, keys, left_top, right_top, left_bottom, right_bottom,
             BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         following = tile + gl.num_programs(0)
@@ -130,20 +140,29 @@ def _producer(
             col = column_of(j, blocks, end, BLOCK_N, HAS_LEFT or HAS_RIGHT)
             mbarrier.wait(ring_empty.index(k_slot), k_phase ^ 1)
             mbarrier.expect(ring_full.index(k_slot), k_desc.block_type.nbytes)
-            tma_load(k_desc, [batch, kv_head, col, 0], ring_full.index(k_slot), ring.index(k_slot))
+            tma_load(
+                k_desc, [batch_k, kv_head, col, 0], ring_full.index(k_slot), ring.index(k_slot)
+            )
             if j == 0:
                 for w in gl.static_range(CONSUMERS):
                     buffer = (count % Q_BUFFERS) * CONSUMERS + w
                     mbarrier.wait(q_empty.index(buffer), ((count // Q_BUFFERS) & 1) ^ 1)
                     mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
-                    at = [batch, head, row + 64 * w, 0]
+                    at = [batch_q, head, row + 64 * w, 0]
                     tma_load(q_desc, at, q_full.index(buffer), q_smem.index(buffer))
             mbarrier.wait(ring_empty.index(v_slot), v_phase ^ 1)
             mbarrier.expect(ring_full.index(v_slot), v_desc.block_type.nbytes)
-            tma_load(v_desc, [batch, kv_head, col, 0], ring_full.index(v_slot), ring.index(v_slot))
+            tma_load(
+                v_desc, [batch_k, kv_head, col, 0], ring_full.index(v_slot), ring.index(v_slot)
+            )
             if DYNAMIC:
                 if j == 0:  # behind the first loads, which hide the latency of the atomic
-                    following = draw_tile(counter, count, mail, mail_full, mail_empty)
+                    following = live_tile(
+                        gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0), counter,
+                        tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT,
+                        PACKED,
+                    )  # fmt: skip
+                    mail_tile(following, count + PACKED, mail, mail_full, mail_empty)
             item += 2
         count += 1
         tile = following
@@ -154,9 +173,9 @@ def _consumer(
     WG: gl.constexpr, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty, ring_full,
     ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q, len_q, len_k, head_dim_8,
     tiles, heads, section, left_top, right_top, left_bottom, right_bottom, o_batch_stride,
-    o_head_stride, o_row_stride, CONSUMERS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    o_head_stride, o_row_stride, packed, CONSUMERS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, DYNAMIC: gl.constexpr, EVEN: gl.constexpr,
-    STORE_TMA: gl.constexpr, PIN: gl.constexpr,
+    STORE_TMA: gl.constexpr, PIN: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     SLOTS: gl.constexpr = ring.type.shape[0]
     BLOCK_N: gl.constexpr = ring.type.shape[3]
@@ -173,12 +192,16 @@ def _consumer(
     if WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
     tile = gl.program_id(0)
+    if PACKED:
+        tile = next_tile(tile, 0, mail, mail_full, mail_empty, DYNAMIC)
     count = 0
     base = 0  # item of this tile's first K
     while tile < tiles * heads:
-        batch, head, tile_row = tile_of(tile, tiles, heads, section, heads_q, BLOCK_M, HAS_RIGHT)
+        batch, head, tile_row, batch_q, _, rows, keys, line = rows_of_tile(
+            tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
+        )
         start, end, lo, hi = range_of(
-            lengths_ptr, batch, tile_row, len_q, len_k, left_top, right_top, left_bottom,
+            lengths_ptr, batch, tile_row, rows, keys, left_top, right_top, left_bottom,
             right_bottom, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         row = tile_row + 64 * WG
@@ -257,8 +280,11 @@ def _consumer(
         is_empty = sums == 0.0
         lse = gl.where(is_empty, float("-inf"), (m + gl.log2(sums)) * LN2)
         i = row + gl.arange(0, 64, ROWS)
-        lse_row = lse_ptr + (batch.to(gl.int64) * heads_q + head) * len_q
-        gl.store(lse_row + i.to(gl.int64), lse, mask=i < len_q)
+        if PACKED:
+            gl.store(lse_ptr + line + i.to(gl.int64), lse, mask=(i >= 0) & (i < rows))
+        else:
+            lse_row = lse_ptr + (batch.to(gl.int64) * heads_q + head) * len_q
+            gl.store(lse_row + i.to(gl.int64), lse, mask=i < len_q)
         inverse = 1.0 / gl.where(is_empty, 1.0, sums)
         acc = warpgroup_mma_wait(0, deps=[acc])
         arrive_each_thread(ring_empty.index(slot))
@@ -266,17 +292,17 @@ def _consumer(
         o = acc.to(ring.dtype)
         if STORE_TMA:
             # Every Q K^T of this warpgroup has been waited for: its rows of Q are free.
-            rows = q_smem.index(buffer)
-            rows.store(gl.reshape(o, [1, 1, 64, D]))
+            o_smem = q_smem.index(buffer)
+            o_smem.store(gl.reshape(o, [1, 1, 64, D]))
             fence_async_shared()
-            tma_store(o_desc, [batch, head, row, 0], rows)
+            tma_store(o_desc, [batch_q, head, row, 0], o_smem)
         else:
             o_head = (
                 o_ptr
-                + (batch.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
+                + (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
             )
-            store_registers(o_head, o_row_stride, o, row, len_q, head_dim_8)
-        tile = next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC)
+            store_registers(o_head, o_row_stride, o, row, rows, head_dim_8)
+        tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC)
         count += 1
     if WG == 0:
         turn_begin(WG)  # nobody is left waiting for the last turn that was passed on
@@ -287,7 +313,7 @@ def _consumer(
 INT32_ARGUMENTS = (
     "heads_q", "group", "len_q", "len_k", "head_dim_8", "tiles", "heads", "section",
     "left_top", "right_top", "left_bottom", "right_bottom",
-    "o_batch_stride", "o_head_stride", "o_row_stride",
+    "o_batch_stride", "o_head_stride", "o_row_stride", "sequences", "total_q", "total_k",
 )  # fmt: skip
 
 
@@ -295,14 +321,15 @@ INT32_ARGUMENTS = (
 def attention_fwd_kernel(
     q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, lengths_ptr, counter, scale, heads_q, group,
     len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top, left_bottom,
-    right_bottom, o_batch_stride, o_head_stride, o_row_stride, CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    right_bottom, o_batch_stride, o_head_stride, o_row_stride, cu_q, cu_k, sequences, total_q,
+    total_k, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr,
+    PIN: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     D: gl.constexpr = k_desc.block_type.shape[3]
-    DYNAMIC: gl.constexpr = HAS_RIGHT or HAS_LENGTHS
+    PACKED: gl.constexpr = cu_q is not None
+    DYNAMIC: gl.constexpr = HAS_RIGHT or HAS_LENGTHS or PACKED
     Q_BUFFERS: gl.constexpr = 2 if STORE_TMA else 1
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()
@@ -332,6 +359,9 @@ def attention_fwd_kernel(
         lengths_ptr = lse_ptr  # never used
     if not DYNAMIC:
         counter = lse_ptr  # never used
+    packed = ()
+    if PACKED:
+        packed = (cu_q, cu_k, sequences, total_q, total_k)
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     if CONSUMERS == 2:
         gl.warp_specialize([
@@ -339,18 +369,19 @@ def attention_fwd_kernel(
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
                          len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
                          left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA,
-                         PIN)),
+                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
+                         STORE_TMA, PIN, PACKED)),
             (_consumer, (1, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
                          len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
                          left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA,
-                         PIN)),
+                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
+                         STORE_TMA, PIN, PACKED)),
             (_producer, (q_desc, k_desc, v_desc, counter, q_smem, ring, mail, q_full, q_empty,
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, heads_q, group,
                          len_q, len_k, tiles, heads, section, left_top, right_top, left_bottom,
-                         right_bottom, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC)),
+                         right_bottom, packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
+                         DYNAMIC, PACKED)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3)
@@ -359,24 +390,25 @@ def attention_fwd_kernel(
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
                          len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
                          left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA,
-                         PIN)),
+                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
+                         STORE_TMA, PIN, PACKED)),
             (_consumer, (1, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
                          len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
                          left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA,
-                         PIN)),
+                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
+                         STORE_TMA, PIN, PACKED)),
             (_consumer, (2, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
                          len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
                          left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA,
-                         PIN)),
+                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
+                         STORE_TMA, PIN, PACKED)),
             (_producer, (q_desc, k_desc, v_desc, counter, q_smem, ring, mail, q_full, q_empty,
                          ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, heads_q, group,
                          len_q, len_k, tiles, heads, section, left_top, right_top, left_bottom,
-                         right_bottom, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC)),
+                         right_bottom, packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
+                         DYNAMIC, PACKED)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 32])  # fmt: skip
 
 
@@ -392,18 +424,26 @@ def tile_layout(head_dim: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout(**layout_arguments(head_dim))
 
 
-def _descriptor(x: torch.Tensor, rows: int, head_dim: int) -> TensorDescriptor:
-    """A TMA descriptor over the whole tensor `[B, H, L, D]`, for boxes `[1, 1, rows, head_dim]`."""
+def _descriptor(
+    x: torch.Tensor, rows: int, head_dim: int, is_packed: bool = False
+) -> TensorDescriptor:
+    """A TMA descriptor over the whole tensor `[B, H, L, D]`, for boxes `[1, 1, rows, head_dim]`.
+
+    Of packed sequences, `[1, H, T, D]`, the first dimension is a sequence's first row.
+    """
     # The stride of a dimension of size 1 is never used, but the driver checks it.
     strides = [s if n > 1 else x.shape[-1] for n, s in zip(x.shape[:-1], x.stride())]
     box = [1, 1, rows, head_dim]
     layout = tile_layout(head_dim)
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout)
+    if not is_packed:
+        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout)
+    shape = [x.shape[2], *x.shape[1:]]
+    return TensorDescriptor(x, shape, [strides[2], *strides[1:], 1], box, layout)
 
 
 def is_even(problem: AttentionProblem, config: GluonSm90Config) -> bool:
     """Whether no tile's key range begins inside a block, known on the host."""
-    if problem.has_key_lengths or problem.band.has_left:
+    if problem.packed or problem.has_key_lengths or problem.band.has_left:
         return False
     if not problem.band.has_right:
         return problem.len_k % config.block_n == 0
@@ -415,7 +455,7 @@ def is_even(problem: AttentionProblem, config: GluonSm90Config) -> bool:
 
 def is_dynamic(problem: AttentionProblem) -> bool:
     """Whether tiles differ in length, so that they are drawn from a counter."""
-    return problem.band.has_right or problem.has_key_lengths
+    return problem.band.has_right or problem.has_key_lengths or problem.packed is not None
 
 
 def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, object]:

@@ -54,6 +54,7 @@ _CAUSAL_LENGTHS = _Form("causal-lengths", Band(right_top=0), has_key_lengths=Tru
 _CAUSAL = _Form("causal", Band(right_top=0))
 _WINDOW = _Form("window-lengths", Band(left_bottom=256, right_bottom=256), has_key_lengths=True)
 _PACKED = _Form("packed-causal", Band(right_bottom=0), is_packed=True)
+_ALL_PACKED = (_Form("packed", is_packed=True), _PACKED)
 _TENSORS = replace(_WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True)
 _DROPOUT = replace(_WINDOW, name="window-lengths-dropout", dropout_p=0.1)
 _ALL = replace(_TENSORS, name="window-lengths-mask-bias-dropout", dropout_p=0.1)
@@ -181,10 +182,14 @@ def _triton_backward_specs() -> tuple[KernelSpec, ...]:
 _GLUON_CASES = (
     (torch.bfloat16, 16, (_WINDOW,)),
     (torch.float16, 32, (_LENGTHS, _CAUSAL)),
-    (torch.bfloat16, 64, (_FULL, _RAGGED, _CAUSAL, _LONG_CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
-    (torch.bfloat16, 128, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
+    (
+        torch.bfloat16,
+        64,
+        (_FULL, _RAGGED, _CAUSAL, _LONG_CAUSAL, _CAUSAL_LENGTHS, _WINDOW, *_ALL_PACKED),
+    ),
+    (torch.bfloat16, 128, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW, *_ALL_PACKED)),
     (torch.float16, 128, (_CAUSAL,)),
-    (torch.bfloat16, 256, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
+    (torch.bfloat16, 256, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW, *_ALL_PACKED)),
 )
 
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
@@ -221,6 +226,7 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
         for name, rows in tensors.items()
     }
     signature |= {"o_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lengths_ptr": "*i32"}
+    signature |= {"cu_q": "*i32", "cu_k": "*i32"}
     signature |= {"counter": "*i32", "scale": "fp32"}
     signature |= dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
     constexprs = kernel.constants(problem, config)
@@ -230,6 +236,8 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
         constexprs["lengths_ptr"] = None
     if not kernel.is_dynamic(problem):
         constexprs["counter"] = None
+    if not problem.packed:
+        constexprs |= {"cu_q": None, "cu_k": None}
     signature |= dict.fromkeys(constexprs, "constexpr")
     spills, reason = _SPILLS.get(f"{problem.head_dim}-{form.name}", (0, ""))
     return KernelSpec(

@@ -16,7 +16,8 @@ from tileloom.ops.attention.kernel_gluon_sm90_fwd import (
     constants,
     is_dynamic,
 )
-from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.problem import AttentionProblem, Offsets
+from tileloom.ops.attention.strides import batch_strides
 from tileloom.target import target_of
 
 
@@ -32,6 +33,7 @@ def bind_attention_fwd(
     state: None,
     out: torch.Tensor,
     lse: torch.Tensor,
+    offsets: Offsets | None = None,
 ) -> Callable[..., None]:
     """Prepare the launch for a problem that is not empty.
 
@@ -47,6 +49,7 @@ def bind_attention_fwd(
         state: Not taken.
         out: Output, last dimension contiguous.
         lse: Log-sum-exp, float32, contiguous.
+        offsets: Of packed sequences, whose tensors have B = 1.
 
     Returns:
         `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`, which writes `out`
@@ -55,19 +58,20 @@ def bind_attention_fwd(
     """
     del mask, bias, state
     width = padded_head_dim(problem.head_dim)
-    tiles = -(-problem.len_q // config.block_m)
-    heads = problem.batch * problem.heads_q
+    heads = problem.heads_q * (1 if problem.packed else problem.batch)
+    tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads
     group = problem.heads_q // problem.heads_kv
     kv_bytes = 4 * problem.len_k * problem.head_dim
     section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
-    stride_b, stride_h, stride_l, _ = out.stride()
+    stride_b, stride_h, stride_l, _ = batch_strides(out, problem)
+    is_packed = problem.packed is not None
     is_tma, draws = config.store == "tma", is_dynamic(problem)
     bound = prepared(attention_fwd_kernel, num_warps=4).bind(
         (min(tiles * heads, target_of(q).sms),),
-        _descriptor(q, 64, width),
-        _descriptor(k, config.block_n, width),
-        _descriptor(v, config.block_n, width),
-        _descriptor(out, 64, width) if is_tma else None,
+        _descriptor(q, 64, width, is_packed),
+        _descriptor(k, config.block_n, width, is_packed),
+        _descriptor(v, config.block_n, width, is_packed),
+        _descriptor(out, 64, width, is_packed) if is_tma else None,
         out,
         lse,
         None if key_lengths is None else key_lengths.contiguous(),  # taken without a stride
@@ -86,18 +90,24 @@ def bind_attention_fwd(
         stride_b // 8,
         stride_h // 8,
         stride_l // 8,
+        *(offsets or (None, None)),
+        problem.batch,
+        *(problem.packed.totals if problem.packed else (0, 0)),
         **constants(problem, config),
     )
 
     def launch(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None, bias: None,
         key_lengths: torch.Tensor | None, state: None, out: torch.Tensor, lse: torch.Tensor,
+        offsets: Offsets | None = None,
     ) -> None:  # fmt: skip
         given = (q, k, v, out, out, lse) if is_tma else (q, k, v, out, lse)
         if key_lengths is not None:
             given = (*given, key_lengths.contiguous())
         if draws:
             given = (*given, zero_counter(q))
+        if offsets is not None:
+            given = (*given, *offsets)
         bound.launch(*given)
 
     return launch

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
 from tileloom.device.order import pin
+from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
 TURN = gl.constexpr(8)
 CLEARED = gl.constexpr(12)
@@ -41,6 +42,54 @@ def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, HAS_RIG
         row = (tile - index * tiles) * BLOCK_M
     batch = index // heads_q
     return batch, index - batch * heads_q, row
+
+
+@gluon.jit
+def rows_of_tile(
+    tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """What `tile_of` gives, and of packed sequences (`pieces_packed.py`) their places and lengths.
+
+    Returns batch (the sequence), head and first row, which may be negative; the batch's index in
+    descriptors of queries and of keys; its lengths, that of queries -1 for a tile without rows; and
+    of packed sequences the place of row 0 in LSE.
+    """
+    if PACKED:
+        cu_q, cu_k, sequences, total_q, total_k = packed
+        head = tile // tiles
+        number = tile - head * tiles
+        sequence, start = sequence_of(number, cu_q, sequences, BLOCK_M)
+        first_q, rows = rows_of(cu_q, sequence, total_q, len_q)
+        first_k, keys = rows_of(cu_k, sequence, total_k, len_k)
+        row = rows - (number - start + 1) * BLOCK_M
+        rows = gl.where(row + BLOCK_M > 0, rows, -1)
+        line = head.to(gl.int64) * total_q + first_q
+        return sequence.to(gl.int32), head, row, first_q, first_k, rows, keys, line
+    else:
+        batch, head, row = tile_of(tile, tiles, heads, section, heads_q, BLOCK_M, HAS_RIGHT)
+        return batch, head, row, batch, batch, len_q, len_k, 0
+
+
+@gluon.jit
+def live_tile(
+    tile, counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """The first tile with rows, of this one and those that are drawn after it, or none."""
+    if PACKED:
+        is_dead = gl.to_tensor(1)
+        while is_dead != 0:
+            is_dead = gl.to_tensor(0)
+            if tile < tiles * heads:
+                _, _, _, _, _, rows, _, _ = rows_of_tile(
+                    tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT,
+                    PACKED,
+                )  # fmt: skip
+                if rows < 0:
+                    is_dead = gl.to_tensor(1)
+                    tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+    return tile
 
 
 @gluon.jit
@@ -211,12 +260,15 @@ def out_layout(D):
 
 @gluon.jit
 def store_registers(o_ptr, o_row_stride, o, row, len_q, head_dim_8):
-    """Write O from registers in 16-byte pieces; stride and head dim come in units of 8 elements."""
+    """Write O from registers in 16-byte pieces; stride and head dim come in units of 8 elements.
+
+    Rows before 0 and from `len_q` on are left out.
+    """
     D: gl.constexpr = o.shape[1]
     LAYOUT: gl.constexpr = out_layout(D)
     o = gl.convert_layout(o, LAYOUT)
     i = row + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     j = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     rows = gl.expand_dims(i.to(gl.int64) * o_row_stride * 8, 1)
-    shown = gl.expand_dims(i < len_q, 1) & gl.expand_dims(j < head_dim_8 * 8, 0)
+    shown = gl.expand_dims((i >= 0) & (i < len_q), 1) & gl.expand_dims(j < head_dim_8 * 8, 0)
     gl.store(o_ptr + (rows + gl.expand_dims(j, 0)), o, mask=shown)

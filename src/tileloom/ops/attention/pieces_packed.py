@@ -9,6 +9,11 @@ All in all that is `T // BLOCK + S`, known to the host; at most one number in a 
 more have no rows. Numbers rise with s, so a binary search finds the sequence, in L1 from the second
 block on.
 
+The Hopper kernels lay the blocks of a sequence from its last row, so that only the block with the
+highest number reaches past the sequence, at its front: a TMA descriptor `[T, H, T, D]`, whose first
+dimension is a sequence's first row, clips what lies before row 0, for loads and stores alike, and
+neither reads nor writes a neighbour.
+
 Offsets that are wrong (a GPU does not check them) are clamped, so that nothing outside of the
 tensors is touched.
 """
@@ -20,8 +25,8 @@ import triton.language as tl
 @triton.jit
 def sequence_of(number, cu, sequences, BLOCK: tl.constexpr):
     """Find the sequence of a block's number, 64 bits, and the number of its first block."""
-    low = tl.full([], 0, tl.int64)
     high = tl.cast(sequences, tl.int64)
+    low = high * 0
     while high - low > 1:
         middle = (low + high) // 2
         is_before = tl.load(cu + middle) // BLOCK + middle <= number
@@ -52,7 +57,7 @@ def block_of(
     first, rows = rows_of(cu, sequence, total, most)
     first_other, rows_other = rows_of(cu_other, sequence, total_other, most_other)
     block = number - start
-    blocks = tl.cdiv(rows, BLOCK)
+    blocks = (rows + BLOCK - 1) // BLOCK
     is_there = block < blocks
     if REVERSED:
         block = blocks - 1 - block

@@ -16,6 +16,7 @@ from tileloom.bench.gradients import joined
 from tileloom.ops.attention import attention_varlen_reference
 from tileloom.ops.attention.masks import Mask
 from tileloom.ops.attention.philox import draw
+from tileloom.ops.attention.varlen.backward import attention_varlen_bwd
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference_backward
 from tileloom.testing import Case, WeakCaseError, assert_accurate
 
@@ -166,6 +167,25 @@ def gradients(inputs: Inputs, **configs: Any) -> list[torch.Tensor]:
     )
     dout, dlse = upstream(inputs)
     return list(torch.autograd.grad([out, lse], leaves, [dout, dlse.to(lse.dtype)]))
+
+
+def gradients_by(inputs: Inputs, config: str) -> list[torch.Tensor]:
+    """The gradients by the backward's operator alone, after the reference's forward."""
+    q, k, v = inputs.tensors
+    own = inputs.exact()
+    out, lse = attention_varlen_reference(*inputs.arguments(), **own, return_lse=True)
+    mask, bias, scale = (own.get(name) for name in ("mask", "bias", "scale"))
+    shown = masks.dense(mask) if isinstance(mask, torch.Tensor) else mask or Mask(masks.Band())
+    band = shown.band
+    dout, dlse = upstream(inputs)
+    results = attention_varlen_bwd(
+        dout, dlse, q, k, v, out, lse.to(torch.float32), *inputs.offsets, *inputs.bounds,
+        shown.visible, bias, shown.lengths, band.left_top, band.right_top, band.left_bottom,
+        band.right_bottom, q.shape[2] ** -0.5 if scale is None else scale,
+        own.get("dropout_p", 0.0), *own.get("philox", (None, None)), True, True, bias is not None,
+        config,
+    )  # fmt: skip
+    return list(results[: 3 if bias is None else 4])
 
 
 def check_gradients(inputs: Inputs, found: list[torch.Tensor]) -> None:

@@ -3,45 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tests.ops.attention.emulated import SCHEDULES, SMS
+from tests.ops.attention.cases import BF16
+from tests.ops.attention.emulated import SCHEDULES, SMS, gluon_config
 from tests.ops.attention.varlen import cases
 from tests.ops.attention.varlen.cases import VarlenCase
 
-from tileloom import emulator
+from tileloom import emulator, masks
 from tileloom.ops import record_choices
+from tileloom.ops.attention.kernels import shipped
 from tileloom.testing import poisoned_memory
 
 
-def play(
-    case: VarlenCase,
-    config: Any,
-    backward: Any,
-    *,
-    level: str = "ttgir",
-    schedules: Sequence[tuple[str, int]] = SCHEDULES,
-    arch: str = "sm_90a",
-) -> None:
-    """Run a call and its backward under several schedules, in poisoned memory."""
-    inputs = case.inputs()
-    before = [t.clone() for t in inputs.tensors]
-    for schedule, seed in schedules:
-        with (
-            emulator.run(arch=arch, schedule=schedule, level=level, seed=seed, sms=SMS) as run,
-            poisoned_memory(),
-            record_choices() as made,
-        ):
-            out, lse = cases.call(inputs, config=config)
-            found = cases.gradients(inputs, config=config, backward_config=backward)
-        assert {choice.config for choice in made} == {config, backward}
-        for tensor, copy in zip(inputs.tensors, before):
-            assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0))
-        try:
-            cases.check(inputs, out, lse)
-            cases.check_gradients(inputs, found)
-        except AssertionError as error:
-            error.add_note(f"under schedule {schedule!r}, seed {seed}, level {level!r}")
-            raise
-        assert [r.text() for r in run.reports if r.severity != "info"] == []
+@dataclass(frozen=True)
+class Play:
+    """How a packed call is played, and by which configs; without one only the other runs."""
+
+    case: VarlenCase
+    config: Any = None
+    backward: Any = None
+    arch: str = "sm_90a"
+    name: str = ""
+
+    def run(self, level: str, schedules: Sequence[tuple[str, int]] = SCHEDULES) -> None:
+        """Run it under several schedules, in poisoned memory; judge values and reports."""
+        inputs = self.case.inputs()
+        before = [t.clone() for t in inputs.tensors]
+        wanted = {config for config in (self.config, self.backward) if config is not None}
+        for schedule, seed in schedules:
+            out = lse = found = None
+            with (
+                emulator.run(
+                    arch=self.arch, schedule=schedule, level=level, seed=seed, sms=SMS
+                ) as run,
+                poisoned_memory(),
+                record_choices() as made,
+            ):
+                if self.config is not None:
+                    out, lse = cases.call(inputs, config=self.config)
+                if self.backward is not None:
+                    found = cases.gradients_by(inputs, self.backward.encode())
+            assert {choice.config for choice in made} == wanted
+            for tensor, copy in zip(inputs.tensors, before):
+                assert torch.equal(tensor.nan_to_num(7.0), copy.nan_to_num(7.0))
+            try:
+                if out is not None and lse is not None:
+                    cases.check(inputs, out, lse)
+                if found is not None:
+                    cases.check_gradients(inputs, found)
+            except AssertionError as error:
+                error.add_note(f"under schedule {schedule!r}, seed {seed}, level {level!r}")
+                raise
+            assert [r.text() for r in run.reports if r.severity != "info"] == []
+
+
+def hopper_plays() -> list[Play]:
+    """A call for each shipped form of the Hopper forward for packed sequences.
+
+    More tiles than programs, sequences of one tile and of several, an empty one and one without
+    keys; the longest takes more steps than twice the pipeline's depth.
+    """
+    plays: list[Play] = []
+    for spec in shipped():
+        if "packed" in spec.name and spec.name.startswith("attention_fwd_gluon"):
+            config = gluon_config(spec)
+            head_dim = int(spec.name.partition("[d")[2].partition("-")[0])
+            keys = 2 * config.block_n * config.stages + 21
+            mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
+            case = VarlenCase(
+                spec.name, (config.block_m + 7, 0, 30, 65), (keys, 5, 0, 41), (2, 1, head_dim,
+                head_dim), BF16, mask=mask,
+            )  # fmt: skip
+            plays.append(Play(case, config, name=spec.name))
+    return plays

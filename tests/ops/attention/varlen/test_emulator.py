@@ -1,24 +1,48 @@
-"""The portable kernels on packed sequences, on the emulator: forward and all gradients."""
+"""The kernels on packed sequences, on the emulator: forward and all gradients, no report."""
 
 from __future__ import annotations
 
 import pytest
 from tests.ops.attention.varlen import cases
-from tests.ops.attention.varlen.emulated import play
+from tests.ops.attention.varlen.emulated import Play, hopper_plays
 
-from tileloom.ops.attention.config import TritonConfig
+from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 
-_TILE = Tile(16, 16, 4)
+LEVELS = ("ttgir", "machine")
 _PORTABLE = (TritonConfig(32, 16), TritonBackwardConfig(Tile(16, 32, 4), Tile(32, 16, 4)))
+_HOPPER = GluonSm90Config(2, 32, 2)
 CASES = [
     case
     for group in ("reported", "plain", "shown", "biased")
     for case in cases.GROUPS[group]
     if case.lens_q
 ]
+HOPPER = [
+    case
+    for group in ("reported", "plain", "shown")
+    for case in cases.GROUPS[group]
+    if case.lens_q
+    and case.dtype != cases.FP32
+    and case.sizes[2] == case.sizes[3]
+    and case.layout in ("contiguous", "gapped")
+    and case.options.get("scale", 1.0) > 0
+    and not case.name.startswith("mask")
+]
+named = {"ids": lambda value: getattr(value, "name", None) or getattr(value, "id", None)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+@pytest.mark.parametrize("case", CASES, **named)
 def test_the_portable_kernels(case):
-    play(case, *_PORTABLE, schedules=(("late", 0),), arch="sm_90")
+    Play(case, *_PORTABLE, arch="sm_90").run("ttgir", [("late", 0)])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("play", hopper_plays(), **named)
+def test_every_shipped_hopper_kernel(play, level):
+    play.run(level)
+
+
+@pytest.mark.parametrize("case", HOPPER, **named)
+def test_the_hopper_forward_on_every_case(case):
+    Play(case, _HOPPER).run("machine", [("late", 0), ("random", 1)])

@@ -97,6 +97,7 @@ def test_offsets_are_looked_at_with_a_knob_only():
         tileloom.attention_varlen(q, q, q, wrong, wrong, 300, 300)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("as_tensors", [False, True], ids=["int", "tensor"])
 def test_a_graph_replays_with_other_lengths_and_nothing_waits(as_tensors):
     lens = [100, 20, 80]
