@@ -244,6 +244,27 @@ def test_the_lower_right_causal_bias_is_right_where_pytorchs_is_not():
     assert causal_lower_right(200, 137).variant == 2
 
 
+@pytest.mark.parametrize("through", ["operators", "sdpa"])
+def test_more_sequences_than_a_grid_has_rows_get_the_gradient_of_their_bias(through):
+    """Fault M4; judged on the first and the last sequences."""
+    case = SdpaCase("M4", (66000, 9, 17, 2, 16, 16), BF16, bias="full")
+    tensors = case.tensors("cuda")
+    with ours(backward=1):
+        if through == "operators":
+            results, grads = both(case, tensors)
+            out = results[0]
+        else:
+            leaves = [t.detach().requires_grad_() for t in tensors]
+            heads_first = (t.transpose(1, 2) for t in leaves[:3])
+            out = sdpa(*heads_first, attn_mask=leaves[3]).transpose(1, 2)
+            grads = torch.autograd.grad(out, leaves, case.upstream("cuda"))
+    for part in (slice(0, 3), slice(65534, 65537), slice(65997, 66000)):
+        cut = tuple(t[part] for t in tensors)
+        reference, baseline = (spec.forward(*cut, dtype=d)[0] for d in (torch.float64, BF16))
+        assert_accurate(out.detach()[part].contiguous(), reference, baseline)
+        spec.check_gradients([g[part] for g in grads], case.upstream("cuda")[part], cut)
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("has_mask", [False, True])
