@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import json
 import os
 import re
@@ -97,7 +98,17 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Register for the whole run."""
+    """Register for the whole run, and let PyTorch make the parameters of our tests only."""
+    common: Any = importlib.import_module("torch.testing._internal.common_device_type")
+    whole = common.instantiate_device_type_tests
+
+    def only_ours(generic: Any, *args: Any, **kwargs: Any) -> None:
+        for name in [name for name in vars(generic) if name.startswith("test_")]:
+            if not name.startswith(TESTS):
+                delattr(generic, name)
+        whole(generic, *args, **kwargs)
+
+    common.instantiate_device_type_tests = only_ours
     if config.getoption("--with-tileloom"):
         from tileloom.integrations import torch_sdpa
 
@@ -180,7 +191,17 @@ def run(arguments: argparse.Namespace, folder: Path, *, with_tileloom: bool) -> 
     report = folder / f"{'tileloom' if with_tileloom else 'pytorch'}.xml"
     command = [
         *(sys.executable, "-m", "pytest", str(arguments.file), "-q", "-p", Path(__file__).stem),
-        *("-p", "no:cacheprovider", "--no-header", "--tb=line", f"--junitxml={report}"),
+        *(
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:benchmark",
+            "-W",
+            "ignore",
+            "--no-header",
+            "--tb=line",
+            f"--junitxml={report}",
+        ),
         *("--every", str(arguments.every), "-c", str(folder / "pytest.ini")),
     ]
     if arguments.k:

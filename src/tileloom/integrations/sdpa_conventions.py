@@ -193,12 +193,16 @@ def rows_of_lse(logsumexp: torch.Tensor, rows: int) -> torch.Tensor:
 
 def scalar(call: Call) -> torch.Tensor:
     """Allocate a seed or an offset where PyTorch's kernel has it: on the CPU but for a capture."""
-    device = call.query.device if call.is_captured else "cpu"
-    return torch.zeros((), dtype=torch.int64, device=device)
+    if call.is_captured:
+        return call.query.new_empty((), dtype=torch.int64)
+    return torch.empty((), dtype=torch.int64)
 
 
 def drawn(call: Call) -> PhiloxState:
-    """Return the seed and the offset of a call, which advances the generator; 0 without dropout."""
+    """Return the seed and the offset of a call, which advances the generator.
+
+    Without dropout they hold no values, as PyTorch's do not.
+    """
     if call.dropout_p:
         return draw(call.query, call.scores)
     return scalar(call), scalar(call)
