@@ -269,6 +269,7 @@ _FAULTS = [
     (_keep, {"custom_mask_type": 3}, "custom_mask_type is 3, not 0, 1 or 2"),
     (_keep, {"window_size": 4}, "window_size is 4 without a causal custom_mask_type"),
     (_keep, {"dropout_p": 1.0}, r"dropout_p is 1.0, not in \[0, 1\)"),
+    (_keep, {"dropout_p": 1 - 2.0**-26}, r"dropout_p is 0.99999998\d*, not in \[0, 1\)"),
     (_keep, {"scale": math.nan}, "scale is nan"),
     (lambda t: [*t, t[0].new_empty(5, 6)], {}, r"bias has shape \(5, 6\), not \(1, 2, 5, 6\)"),
     (lambda t: [*t, torch.empty(1, 2, 5, 6)], {}, "bias has dtype torch.float32"),
@@ -299,6 +300,52 @@ _FAULTS = [
         "a bias with packed sequences",
     ),
 ]
+
+
+def _backward_refused(change, **options):
+    tensors = SMALL.tensors()
+    positional, _ = backward_arguments(SMALL.upstream(), tensors, run_forward(SMALL, tensors))
+    change(positional)
+    with pytest.raises(Refused) as refused:
+        backward(*positional, **options)
+    return str(refused.value)
+
+
+def _set(place, change):
+    def run(positional):
+        positional[place] = change(positional[place])
+
+    return run
+
+
+_BACKWARD_FAULTS = [
+    (_set(0, lambda t: t[:, 1:]), {}, r"grad_out has shape \(1, 4, 2, 8\) and dtype torch.float16"),
+    (_set(5, lambda t: t.float()), {}, r"out has shape \(1, 5, 2, 8\) and dtype torch.float32"),
+    (_set(10, lambda t: t.half()), {}, "logsumexp is not a float32 tensor of three dimensions"),
+    (_set(10, lambda t: t[..., :4]), {}, r"logsumexp has shape \(1, 2, 4\)"),
+    (_set(15, lambda t: True), {}, "bias_requires_grad without a bias"),
+    (
+        _set(0, lambda t: t),
+        {"shared_storage_dqdkdv": True},
+        "shared_storage_dqdkdv for gradients of different shapes",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "text"), _BACKWARD_FAULTS, ids=[f[2] for f in _BACKWARD_FAULTS]
+)
+def test_a_backward_that_does_not_fit_its_forward_is_left_to_pytorch(change, options, text):
+    assert re.match(text, _backward_refused(change, **options))
+
+
+def test_splitting_keys_where_algorithms_are_deterministic_is_left_to_pytorch():
+    torch.use_deterministic_algorithms(True)
+    try:
+        text = _backward_refused(lambda positional: None, num_splits_key=2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert text == "num_splits_key is 2 where algorithms are deterministic"
 
 
 @pytest.mark.parametrize(("change", "options", "text"), _FAULTS, ids=[f[2] for f in _FAULTS])

@@ -194,6 +194,22 @@ def test_scaled_dot_product_attention_goes_through_it(is_causal, layout, dtype):
     judge(case, out, leaves, grads)
 
 
+@pytest.mark.parametrize("upstream", ["rows", "all", "heads first"])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_a_gradient_of_the_output_may_have_any_strides(dtype, upstream):
+    case = SdpaCase("strides", (2, 200, 130, 3, 64, 64), dtype)
+    leaves = leaves_of(case)
+    given = case.upstream("cuda")
+    if upstream == "heads first":
+        given = given.transpose(1, 2).contiguous().transpose(1, 2)
+    else:
+        given = (given[:, :1] if upstream == "rows" else given[:1, :1, :1, :1]).expand(given.shape)
+    with ours(backward=1):
+        out = sdpa(*(t.transpose(1, 2) for t in leaves))
+        grads = torch.autograd.grad(out, leaves, given.transpose(1, 2))
+    spec.check_gradients(grads, given, tuple(t.detach() for t in leaves))
+
+
 @pytest.mark.parametrize("shape", [(33,), (40, 33), (1, 4, 40, 33), (2, 1, 1, 33)], ids=str)
 def test_an_additive_mask_of_any_shape_gets_its_gradient(shape):
     case = SdpaCase("mask", (2, 40, 33, 4, 64, 64), BF16)

@@ -84,7 +84,7 @@ def _malformed_options(call: Call) -> str | None:
         return f"custom_mask_type is {call.custom_mask_type}, not 0, 1 or 2"
     if call.window and not call.custom_mask_type:
         return f"window_size is {call.window} without a causal custom_mask_type"
-    if not 0.0 <= call.dropout_p < 1.0:
+    if not 0.0 <= call.dropout_p < 1.0 - 2.0**-25:  # in float32, which decides, that is 1
         return f"dropout_p is {call.dropout_p}, not in [0, 1)"
     if not math.isfinite(call.multiplier):
         return f"scale is {call.scale}"
