@@ -249,6 +249,7 @@ def _reported() -> list[AttentionCase]:
             "A2-blind-rows", (1, 2, 2, 200, 200, 64, 64),
             mask=visible((1, 1, 200, 200), rows_from=4),
         ),
+        AttentionCase("A4-one-key", (1, 1, 1, 1, 1, 16, 16), input_scale=3.0),
         AttentionCase(
             "A6-unbounded-window", (1, 2, 2, 129, 64, 64, 64),
             mask=shown_by(masks.window(None, 2**31 - 1, anchor="bottom_right")),

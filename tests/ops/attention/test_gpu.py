@@ -179,8 +179,14 @@ def test_layouts_are_right(layout, dim, backend):
     judge(AttentionCase(layout, sizes, BF16, (layout,) * 3, options=_CAUSAL), backend)
 
 
-def test_more_heads_than_a_grid_dimension_holds(backend):
-    judge(AttentionCase("many-heads", (70000, 2, 1, 17, 33, 32, 32), FP16), backend)
+@pytest.mark.parametrize("heads", [(70000, 2, 1), (1, 70000, 35000)])
+def test_more_heads_than_a_grid_dimension_holds(heads, backend):
+    judge(AttentionCase("many-heads", (*heads, 17, 33, 32, 32), FP16), backend)
+
+
+def test_m5_one_query_of_many_heads(backend):
+    mask = cases.lengths(300, 211, then=masks.window(150, 0, anchor="bottom_right"))
+    judge(AttentionCase("M5", (2, 70, 10, 1, 300, 64, 64), BF16, mask=mask), backend)
 
 
 def test_the_output_lies_as_q_does(backend):
