@@ -108,13 +108,6 @@ class BackwardPlan:
 _plans: dict[Any, BackwardPlan] = {}
 
 
-def _layout(tensor: torch.Tensor | None) -> Any:
-    if tensor is None:
-        return None
-    place = tensor.get_device()
-    return tensor.shape, tensor.stride(), tensor.dtype, place, tensor.data_ptr() & 15
-
-
 def key_of(tensors: tuple[torch.Tensor | None, ...], *rest: Any) -> Any:
     """Return everything that a plan is made from.
 
@@ -122,8 +115,12 @@ def key_of(tensors: tuple[torch.Tensor | None, ...], *rest: Any) -> Any:
         tensors: All tensors of the call, in its order.
         rest: Whatever else the call has, by value.
     """
-    is_fixed = torch.are_deterministic_algorithms_enabled()
-    return (*map(_layout, tensors), rest, is_fixed)
+    layouts = [
+        None if t is None
+        else (t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15)
+        for t in tensors
+    ]  # fmt: skip
+    return (*layouts, rest, torch.are_deterministic_algorithms_enabled())
 
 
 def find(key: Any) -> BackwardPlan | None:
