@@ -118,8 +118,10 @@ def attention(
     Memory: the outputs, and a copy of `[B]` integers where key lengths are not contiguous; the
         reference backend three tensors `[B, Hq, Lq, Lk]` more. The backward keeps the inputs, O
         and LSE; besides the gradients it needs `[B, Hq, Lq]` float32 (twice with a bias or in
-        float32), a copy of dO where its last dimension has a stride, and for the gradient of a
-        bias that broadcasts up to 8 MiB; the reference five tensors `[B, Hq, Lq, Lk]`.
+        float32; on Hopper twice, and q's size in float32, its rows rounded up to 128 and its head
+        dim to 64, 128 or 256), a copy of dO where its last dimension has a stride, and for the
+        gradient of a bias that broadcasts up to 8 MiB; the reference five tensors
+        `[B, Hq, Lq, Lk]`.
     Random numbers: those of `tileloom.testing.dropout_uniforms`, of which nothing is stored. In
         eager mode on a GPU their seed and offset are those of PyTorch's default generator, which
         advances by `B * Hq * Lq * Lk`, rounded up to a multiple of 4. While a CUDA graph is
