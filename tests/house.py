@@ -26,7 +26,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("device",),
     ("scheduling", "cpasync"),
     ("ops._op",),
-    ("ops._plans",),
+    ("ops._plans", "ops._counters"),
     ("ops.attention", "ops.gemm", "ops.rowwise"),
     ("ops.collective",),
     # `import tileloom.ops` registers every operator's schema.

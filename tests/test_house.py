@@ -260,4 +260,4 @@ def test_design_page_and_rows_agree():
     } | set(house.SIDES)
     known = {name for row in house.ROWS for name in row} | set(house.SIDES)
     assert boxes <= known
-    assert known - boxes == {"ops._op", "ops._plans", "ops"}
+    assert known - boxes == {"ops._op", "ops._plans", "ops._counters", "ops"}

@@ -109,7 +109,13 @@ def _clocks(x_desc, out_ptr, helper: gl.constexpr):
     gl.store(out_ptr, (helper() >= 0).to(gl.float32))
 
 
+@gluon.jit
+def _meets(x_desc, out_ptr, helper: gl.constexpr):
+    helper()
+
+
 CALLS = {
+    "thread_barrier": _meets,
     "wait_flag": _waits,
     "wait_flag_set": _waits_for_any,
     "load_acquire_sys": _acquires,

@@ -78,5 +78,7 @@ CASES = {
     **{f"{m}x{n}": partial(run_hopper, WIDE, small(m, n)) for m, n in TILES},
     **{name: partial(run_hopper, case, small(128, 128)) for name, case in FORMS.items()},
     "dynamic": partial(run_hopper, WIDE, small(128, 128, scheduler="dynamic")),
+    "split": partial(run_hopper, MatmulCase(136, 136, 456), small(128, 128, splits=3)),
+    "split-fused": partial(run_hopper, FUSED, small(64, 128, splits=2)),
     "fused-64": partial(run_hopper, FUSED, small(64, 128)),
 }

@@ -128,5 +128,9 @@ def test_a_config_says_all_that_is_wrong_with_it():
                  "swizzle_size is 0"):  # fmt: skip
         assert part in text
     wide = torch.randn(64, 64).bfloat16()
+    for splits, text in ((17, "splits is 17, not in 1..16"), (2, "and k has 1 steps of 64 to sha")):
+        with emulator.run(), pytest.raises(errors.ConfigError) as caught:
+            matmul(wide, wide, config=GluonSm90Config(splits=splits))
+        assert text in str(caught.value)
     with emulator.run(), pytest.raises(errors.ConfigError, match="9 stages take "):
         matmul(wide, wide, config=GluonSm90Config(stages=9))

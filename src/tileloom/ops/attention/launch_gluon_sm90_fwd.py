@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 
 from tileloom.launch.launcher import prepared
+from tileloom.ops._counters import zero_counter
 from tileloom.ops.attention.config import GluonSm90Config, padded_head_dim
-from tileloom.ops.attention.counters import zero_counter
 from tileloom.ops.attention.kernel_gluon_sm90_fwd import (
     _descriptor,
     attention_fwd_kernel,

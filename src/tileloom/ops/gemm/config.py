@@ -109,6 +109,7 @@ class GluonSm90Config:
         stages: Slots of the ring, each 64 of k; 0: as many as fit.
         swizzle_size: Tiles of a group of the raster.
         scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
+        splits: Blocks that share a tile, each a part of k (split-K), 1 to 16.
     """
 
     block_m: int = 128
@@ -116,6 +117,7 @@ class GluonSm90Config:
     stages: int = 0
     swizzle_size: int = 8
     scheduler: Literal["static", "dynamic"] = "static"
+    splits: int = 1
     backend = "gluon_sm90"
 
     def encode(self) -> str:
@@ -188,6 +190,7 @@ class GluonSm90Config:
             why.append(f"scheduler is {self.scheduler!r}, not 'static' or 'dynamic'")
         elif self.scheduler == "dynamic" and problem.chunks > 1:
             why.append("scheduler is 'dynamic', and chunks are dealt by turns")
+        why += self._split_faults(problem)
         if not why:
             needed = self.smem_bytes(problem, max(2, self.stages_of(problem)))
             if needed > _SMEM_BYTES:
@@ -195,6 +198,22 @@ class GluonSm90Config:
                     f"{max(2, self.stages_of(problem))} stages take {needed} bytes of shared "
                     f"memory, and a block has {_SMEM_BYTES}"
                 )
+        return why
+
+    def _split_faults(self, problem: MatmulProblem) -> list[str]:
+        """What is wrong with sharing tiles."""
+        if self.splits == 1:
+            return []
+        if not 1 <= self.splits <= 16:
+            return [f"splits is {self.splits}, not in 1..16"]
+        why: list[str] = []
+        steps = -(-problem.k // 64)
+        if self.splits > steps:
+            why.append(f"splits is {self.splits}, and k has {steps} steps of 64 to share")
+        if problem.l > 1:
+            why.append(f"splits is {self.splits}, and there are {problem.l} batches")
+        if problem.chunks > 1 or self.scheduler == "dynamic":
+            why.append(f"splits is {self.splits}, which goes only with whole tiles dealt by turns")
         return why
 
 
@@ -259,14 +278,16 @@ def decode(text: str) -> MatmulConfig | None:
     if backend == "triton":
         return TritonConfig(*(int(part) for part in parts))
     if backend == "gluon_sm90":
-        *numbers, scheduler = parts
+        block_m, block_n, stages, swizzle_size, scheduler, splits = parts
         if scheduler not in ("static", "dynamic"):
             raise ConfigError(
                 f"matmul: config {text!r} has scheduler {scheduler!r}; it must be 'static' or "
                 "'dynamic'. Try: config=None."
             )
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
-        return GluonSm90Config(*(int(part) for part in numbers), scheduler=chosen)
+        return GluonSm90Config(
+            int(block_m), int(block_n), int(stages), int(swizzle_size), chosen, int(splits)
+        )
     return ReferenceConfig() if backend == "reference" else None
 
 

@@ -12,13 +12,16 @@ The epilogue overlaps the next tile's loads: the producer never waits for a stor
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
 ends at its chunk's edge, and its last rows are stored by hand.
 
+With SPLITS several blocks share a tile, each a part of k: they leave their sums in float32 in
+`partials`, and who comes last, by a counter of the tile that it sets back to 0, adds them in order.
+
 Bytes moved: C once; A once for each column of tiles and B once for each row, from L2 where the
 group of the raster lets them. The last box of a chunk reads on into the next chunk, whose rows
 may be arriving: what it reads there is never stored.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
-    empty[s] (2)            each consumer warpgroup -> producer: slot s may be filled again
+    empty[s] (256)          each consumer thread -> producer: slot s may be filled again
     residual_full[i]  (1)   a consumer's own TMA -> itself: slice i of its residual is there
     mail_full[i] (1), mail_empty[i] (256): the dynamic scheduler's, see its class
 """
@@ -36,8 +39,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
+    gather_parts,
+    k_range,
+    leave_part,
     load_a,
     load_b,
     load_residual,
@@ -56,7 +63,7 @@ from tileloom.scheduling.device import (
 
 @gluon.jit
 def _load_tile(
-    a_desc, b_desc, a_smem, b_smem, full, empty, batch, row, col, k_steps, stage, phase,
+    a_desc, b_desc, a_smem, b_smem, full, empty, batch, row, col, first, k_steps, stage, phase,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
 ):  # fmt: skip
     A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
@@ -73,10 +80,10 @@ def _load_tile(
         )
         for w in gl.static_range(A_PARTS):
             a = a_smem.index(stage * A_PARTS + w)
-            load_a(a_desc, a, bar, batch, row + w * WM, step * BLOCK_K, A_TRANSPOSED)
+            load_a(a_desc, a, bar, batch, row + w * WM, (first + step) * BLOCK_K, A_TRANSPOSED)
         for w in gl.static_range(B_PARTS):
             b = b_smem.index(stage * B_PARTS + w)
-            load_b(b_desc, b, bar, batch, col + w * WN, step * BLOCK_K, B_TRANSPOSED)
+            load_b(b_desc, b, bar, batch, col + w * WN, (first + step) * BLOCK_K, B_TRANSPOSED)
         stage, phase = step_on(stage, phase, STAGES)
     return stage, phase
 
@@ -85,7 +92,7 @@ def _load_tile(
 def _producer(
     scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, claim, k_steps,
     BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLIT_N: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     stage = 0
     phase = 1
@@ -102,9 +109,10 @@ def _producer(
                         gl.store(status + 1, scheduler.epoch)
                         gl.store(status + 2, load_acquire_sys(scheduler.flags + work.chunk))
                         store_release_sys(status, work.chunk + 1)
+        batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
         stage, phase = _load_tile(
-            a_desc, b_desc, a_smem, b_smem, full, empty, work.l_idx, work.row,
-            work.n_idx * BLOCK_N, k_steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
+            a_desc, b_desc, a_smem, b_smem, full, empty, batch, work.row, work.n_idx * BLOCK_N,
+            first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
         )  # fmt: skip
         if DYNAMIC:
             work = scheduler.fetch_next_work(count)
@@ -132,39 +140,57 @@ def _multiply(
         b = matrix(b_smem.index(stage * B_PARTS + (WG if B_PARTS == 2 else 0)), B_TRANSPOSED)
         acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
-        mbarrier.arrive(empty.index(before), count=1, pred=step != 0)
+        if step != 0:
+            arrive_each_thread(empty.index(before))
         before = stage
         stage, phase = step_on(stage, phase, STAGES)
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    mbarrier.arrive(empty.index(before), count=1)
+    arrive_each_thread(empty.index(before))
     return acc, stage, phase
 
 
 @gluon.jit
 def _consumer(
-    WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, a_smem, b_smem, c_smem,
-    full, empty, residual_full, n, k_steps, out_row_stride, WM: gl.constexpr, WN: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
-    BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+    WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counters,
+    a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
+    WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = 2 * WN if SPLIT_N else WN
     stage = 0
     phase = 0
-    count = 0
+    count = 0  # tiles done
+    stored = 0  # of these, tiles stored: with SPLITS not every one
     work = scheduler.initial_work_tile_info()
     while work.is_valid_tile:
         row = work.row + (0 if SPLIT_N else WG * WM)
         col = work.n_idx * BLOCK_N + (WG * WN if SPLIT_N else 0)
         rows = work.rows_end - row
-        if HAS_RESIDUAL:
-            load_residual(residual_desc, c_smem, residual_full, work.l_idx, row, col, WG, BUFFERS,
+        batch, _first, steps = k_range(work.l_idx, k_steps, SPLITS)
+        if HAS_RESIDUAL and SPLITS == 1:
+            load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
                           CHUNKED)  # fmt: skip
-        acc, stage, phase = _multiply(a_smem, b_smem, full, empty, k_steps, stage, phase, WG, WM,
-                                      WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N)  # fmt: skip
-        store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, count & 1,
-                   work.l_idx, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
-                   HAS_RESIDUAL, CHUNKED)  # fmt: skip
+        acc, stage, phase = _multiply(a_smem, b_smem, full, empty, steps, stage, phase, WG, WM, WN,
+                                      A_TRANSPOSED, B_TRANSPOSED, SPLIT_N)  # fmt: skip
+        if SPLITS == 1:
+            store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
+                       batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
+                       HAS_RESIDUAL, CHUNKED)  # fmt: skip
+            stored += 1
+        else:
+            tile = work.linear - work.l_idx * (scheduler.order.total // SPLITS)
+            part = (tile.to(gl.int64) * 2 + WG) * SPLITS
+            is_last = leave_part(acc, partials, counters, part, work.l_idx, SPLITS)
+            if is_last:
+                if HAS_RESIDUAL:
+                    load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG,
+                                  BUFFERS, CHUNKED)  # fmt: skip
+                whole = gather_parts(partials, part, acc, SPLITS)
+                store_tile(whole, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
+                           batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
+                           HAS_BIAS, HAS_RESIDUAL, CHUNKED)  # fmt: skip
+                stored += 1
         if DYNAMIC:
             work = scheduler.receive_next_work(count)
         else:
@@ -181,12 +207,12 @@ SIZES = ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows",
 @gluon.jit(do_not_specialize=SIZES)
 def matmul_kernel(
     a_desc, b_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status, counter,
-    epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows, chunks, pivot,
+    partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows, chunks, pivot,
     out_row_stride, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
-    DYNAMIC: gl.constexpr, ANY: gl.constexpr,
+    DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     SPLIT_N: gl.constexpr = BLOCK_M == 64
     A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
@@ -204,7 +230,7 @@ def matmul_kernel(
     residual_full = gl.allocate_shared_memory(gl.int64, [2 * BUFFERS, 1], bars)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+        mbarrier.init(empty.index(i), count=256)
     if HAS_RESIDUAL:
         for i in gl.static_range(2 * BUFFERS):
             mbarrier.init(residual_full.index(i), count=1)
@@ -216,8 +242,10 @@ def matmul_kernel(
         table = out_ptr  # never used
     if not CHUNKED:
         status = out_ptr  # never used
-        if not DYNAMIC:
+        if not DYNAMIC and SPLITS == 1:
             counter = out_ptr  # never used
+    if SPLITS == 1:
+        partials = out_ptr  # never used
     order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
                       UNIFORM)  # fmt: skip
     if CHUNKED:
@@ -236,14 +264,15 @@ def matmul_kernel(
     fence_async_shared()
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
-        (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, a_smem, b_smem,
-                     c_smem, full, empty, residual_full, n, k_steps, out_row_stride, WM, WN,
-                     A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
-                     HAS_RESIDUAL, CHUNKED, DYNAMIC)),
-        (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, a_smem, b_smem,
-                     c_smem, full, empty, residual_full, n, k_steps, out_row_stride, WM, WN,
-                     A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
-                     HAS_RESIDUAL, CHUNKED, DYNAMIC)),
+        (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counter,
+                     a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
+                     WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
+                     HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+        (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counter,
+                     a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
+                     WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
+                     HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
         (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
-                     k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CHUNKED, DYNAMIC)),
+                     k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CHUNKED, DYNAMIC,
+                     SPLITS)),
     ], [4, 1], [240, 32])  # fmt: skip

@@ -47,6 +47,9 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
     specs.append(_gluon_spec("dynamic", linear, replace(wide, scheduler="dynamic")))
+    for tile in ((64, 128), (128, 128)):
+        config = GluonSm90Config(*tile, splits=3)
+        specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]
     return tuple(specs)
 
 
@@ -60,7 +63,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     box = launch.boxes(problem, config)
     box["residual_desc"] = box["out_desc"]
     signature = {"out_ptr": f"*{out}", "bias_ptr": f"*{dtype}", "table": "*i32", "flags": "*u32",
-                 "status": "*i32", "counter": "*i32"}  # fmt: skip
+                 "status": "*i32", "counter": "*i32", "partials": "*fp32"}  # fmt: skip
     layouts: dict[str, dict[str, int]] = {}
     for name, (rows, columns) in box.items():
         kind = dtype if name in ("a_desc", "b_desc") else out
@@ -78,7 +81,8 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         "table": True,
         "flags": not is_chunked,
         "status": not is_chunked,
-        "counter": config.scheduler != "dynamic" and not is_chunked,
+        "counter": config.scheduler != "dynamic" and not is_chunked and config.splits == 1,
+        "partials": config.splits == 1,
     }
     constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
     for name, is_absent in absent.items():

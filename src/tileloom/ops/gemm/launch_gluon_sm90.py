@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.launch.bound import Number
 from tileloom.launch.launcher import prepared
+from tileloom.ops._counters import split_counters, zero_counter
 from tileloom.ops.gemm.config import GluonSm90Config
 from tileloom.ops.gemm.kernel_gluon_sm90 import matmul_kernel
 from tileloom.ops.gemm.problem import MatmulProblem
@@ -86,6 +87,7 @@ def constants(
         "CHUNKED": chunked,
         "DYNAMIC": config.scheduler == "dynamic",
         "ANY": any_value,
+        "SPLITS": config.splits,
     }
 
 
@@ -94,7 +96,7 @@ def params_of(
 ) -> TileSchedulerParams:
     """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`."""
     return TileSchedulerParams.to_underlying_arguments(
-        *(problem.m, problem.n, problem.k, problem.l),
+        *(problem.m, problem.n, problem.k, problem.l * config.splits),
         block=(config.block_m, config.block_n, BLOCK_K),
         max_swizzle_size=config.swizzle_size,
         **chunks,
@@ -126,11 +128,21 @@ def bind_matmul(
         strides, types and alignments.
     """
     params = params_of(problem, config)
-    is_dynamic = config.scheduler == "dynamic"
+    counts = 2 * params.blocks_per_problem // config.splits
+    elements = params.blocks_per_problem * config.block_m * config.block_n
+
+    def counter(like: torch.Tensor) -> Any:
+        if config.splits > 1:
+            return split_counters(like, counts)
+        return zero_counter(like) if config.scheduler == "dynamic" else None
+
+    def partials(like: torch.Tensor) -> torch.Tensor | None:
+        return like.new_empty(elements, dtype=torch.float32) if config.splits > 1 else None
+
     bound = prepared(matmul_kernel, num_warps=4).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
-        *(None, None, None, _counter(a) if is_dynamic else None, 0, 0),
+        *(None, None, None, counter(a), partials(a), 0, 0),
         *_sizes(problem, params, out),
         **constants(problem, config, params, chunked=False),
     )
@@ -142,8 +154,7 @@ def bind_matmul(
         residual: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        given = _present(a, b, out, residual, out, bias)
-        bound.launch(*given, _counter(a)) if is_dynamic else bound.launch(*given)
+        bound.launch(*_present(a, b, out, residual, out, bias, counter(a), partials(a)))
 
     return launch
 
@@ -185,7 +196,7 @@ def bind_async_matmul(
     bound = prepared(matmul_kernel, num_warps=4).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
-        *(table, flags, status_of(a).seen, status_of(a).claim, Number(0), Number(0)),
+        *(table, flags, status_of(a).seen, status_of(a).claim, None, Number(0), Number(0)),
         *_sizes(problem, params, out),
         **constants(problem, config, params, chunked=True, any_value=any_value),
     )
@@ -238,9 +249,5 @@ def _sizes(
     )  # fmt: skip
 
 
-def _present(*tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+def _present(*tensors: Any) -> tuple[Any, ...]:
     return tuple(tensor for tensor in tensors if tensor is not None)
-
-
-def _counter(like: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(1, dtype=torch.int32, device=like.device)

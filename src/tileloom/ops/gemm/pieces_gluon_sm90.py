@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.compat import thread_barrier, tma_load, tma_store
 from tileloom.ops.gemm.pieces_activation import activate_gluon
 
 
@@ -136,3 +136,46 @@ def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.co
         bar = residual_full.index(slot)
         mbarrier.expect(bar, residual_desc.block_type.nbytes)
         tma_load(residual_desc, [batch, row, col + s * SUB], bar, smem.index(slot))
+
+
+@gluon.jit
+def k_range(l_idx, k_steps, SPLITS: gl.constexpr):
+    """Batch, first step along k and steps of a tile; with SPLITS `l_idx` counts parts of k."""
+    if SPLITS == 1:
+        return l_idx, 0, k_steps
+    else:
+        first = k_steps * l_idx // SPLITS
+        return 0, first, k_steps * (l_idx + 1) // SPLITS - first
+
+
+@gluon.jit
+def _part(partials, part, like):
+    """Where the elements of one part lie, for a tensor in the layout of `like`."""
+    M: gl.constexpr = like.shape[0]
+    N: gl.constexpr = like.shape[1]
+    layout: gl.constexpr = like.type.layout
+    r = gl.expand_dims(gl.arange(0, M, gl.SliceLayout(1, layout)), 1)
+    c = gl.expand_dims(gl.arange(0, N, gl.SliceLayout(0, layout)), 0)
+    return partials + part * (M * N) + (r * N + c)
+
+
+@gluon.jit
+def leave_part(acc, partials, counters, part, split, SPLITS: gl.constexpr):
+    """Store a warpgroup's sum over its part of k; whether all parts of the tile are now there."""
+    gl.store(_part(partials, part + split, acc), acc)
+    thread_barrier()  # the counter speaks for all threads' stores
+    counter = counters + part // SPLITS
+    is_last = gl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+    thread_barrier()
+    if is_last:
+        gl.store(counter, 0)
+    return is_last
+
+
+@gluon.jit
+def gather_parts(partials, part, like, SPLITS: gl.constexpr):
+    """Add the parts of a tile, in order whoever came last; in the layout of `like`."""
+    whole = gl.load(_part(partials, part, like))
+    for split in range(1, SPLITS):
+        whole += gl.load(_part(partials, part + split, like))
+    return whole

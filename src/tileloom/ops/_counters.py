@@ -59,3 +59,30 @@ def zero_counter(like: torch.Tensor) -> torch.Tensor | Counter:
             _free.clear()
         fresh = _free[key] = [Counter(pool, i) for i in range(_AT_ONCE)]
         return fresh.pop()
+
+
+_shared: dict[tuple[int, int], torch.Tensor] = {}
+
+
+def split_counters(like: torch.Tensor, count: int) -> torch.Tensor:
+    """Return `count` counters that are 0 and that the kernel leaves at 0 again.
+
+    Launches on one stream follow each other, so they share the counters.
+
+    Args:
+        like: Any tensor. Its device is the current one if it is a GPU.
+        count: How many.
+
+    Returns:
+        int32, at least `count` elements.
+    """
+    if not like.is_cuda or torch.cuda.is_current_stream_capturing():
+        return like.new_zeros(count, dtype=torch.int32)
+    device = like.get_device()
+    key = (device, torch._C._cuda_getCurrentRawStream(device))
+    found = _shared.get(key)
+    if found is None or found.numel() < count:
+        if len(_shared) >= 256:  # streams
+            _shared.clear()
+        found = _shared[key] = like.new_zeros(max(count, 4096), dtype=torch.int32)
+    return found
