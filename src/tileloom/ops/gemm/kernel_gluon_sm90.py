@@ -207,8 +207,8 @@ SIZES = ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows",
 @gluon.jit(do_not_specialize=SIZES)
 def matmul_kernel(
     a_desc, b_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status, counter,
-    partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows, chunks, pivot,
-    out_row_stride, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows, chunks,
+    pivot, out_row_stride, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
