@@ -217,6 +217,23 @@ def test_what_is_refused_reaches_the_original_unchanged(originals, caplog):
     )
 
 
+def test_the_variable_that_shows_logs_shows_these():
+    code = (
+        "import torch; from tileloom.integrations import torch_sdpa; "
+        "library = torch.library.Library('aten', 'IMPL'); names = torch_sdpa.KERNELS; "
+        "[library.impl(name, lambda *a, **k: None, 'CPU') for name in names]; "
+        "torch_sdpa._hold('CPU').remove()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["TILELOOM_LOGS"] = "torch_sdpa"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment, timeout=120, text=True,
+        capture_output=True,
+    ).stderr  # fmt: skip
+    assert "[tileloom.torch_sdpa] registered for CPU, over " in shown
+    assert "[tileloom.torch_sdpa] removed" in shown
+
+
 @pytest.mark.usefixtures("originals")
 def test_a_malformed_call_gets_the_originals_own_words():
     query, key, value = SMALL.tensors()

@@ -210,6 +210,28 @@ def test_a_gradient_of_the_output_may_have_any_strides(dtype, upstream):
     spec.check_gradients(grads, given, tuple(t.detach() for t in leaves))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_jagged_tensors_go_through_it(is_causal):
+    case = next(case for case in PACKED if case.name == "packed-causal")
+    leaves = leaves_of(case)
+    offsets = case.packing("cuda")["cu_seqlens_q"].long()
+
+    def nested(tensor):
+        jagged = torch.nested.nested_tensor_from_jagged(tensor[0], offsets, max_seqlen=33)
+        return jagged.transpose(1, 2)
+
+    with ours(backward=1):
+        out = sdpa(*map(nested, leaves), is_causal=is_causal).transpose(1, 2).values()
+        grads = torch.autograd.grad(out, leaves, case.upstream("cuda")[0])
+    options = case.packing("cuda") | (CAUSAL if is_causal else {})
+    tensors = tuple(t.detach() for t in leaves)
+    reference, baseline = (
+        spec.forward(*tensors, dtype=d, **options)[0] for d in (torch.float64, case.dtype)
+    )
+    assert_accurate(out.detach()[None].contiguous(), reference, baseline)
+    spec.check_gradients(grads, case.upstream("cuda"), tensors, **options)
+
+
 @pytest.mark.parametrize("shape", [(33,), (40, 33), (1, 4, 40, 33), (2, 1, 1, 33)], ids=str)
 def test_an_additive_mask_of_any_shape_gets_its_gradient(shape):
     case = SdpaCase("mask", (2, 40, 33, 4, 64, 64), BF16)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tileloom import log
+from tileloom import knobs, log
 from tileloom.errors import UnsupportedError
 from tileloom.integrations.sdpa_checks import Refused
 from tileloom.integrations.torch_sdpa_kernels import KERNELS
@@ -82,6 +82,7 @@ class _Override:
     """Our kernels over PyTorch's, under one dispatch key, until `remove`."""
 
     def __init__(self, dispatch_key: str) -> None:
+        log.configure(knobs.get("log.levels"))
         self.holders = 0
         originals = {name: _original(name, dispatch_key) for name in KERNELS}
         self._library = torch.library.Library("aten", "IMPL")
