@@ -4,10 +4,11 @@
         [--json FILE]
 
 FILE is test/test_transformers.py of a PyTorch that fits the installed one; it needs the package
-expecttest, and a GPU. Its tests of memory-efficient attention run twice, by pytest: as PyTorch is,
-and with `tileloom.integrations.torch_sdpa` registered. A test that fails only with tileloom is a
-failure of ours, unless it pins a fault of PyTorch's kernel (`PINNED`). Exit status 1 if there is
-one. The file is also the pytest plugin that registers and selects.
+expecttest, and a GPU. Its tests of memory-efficient attention are run by pytest, with
+`tileloom.integrations.torch_sdpa` registered; what fails is run again as PyTorch is. A test that
+fails only with tileloom is a failure of ours, unless it pins a fault of PyTorch's kernel
+(`PINNED`). Exit status 1 if there is one. The file is also the pytest plugin that registers and
+selects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,20 +69,20 @@ def __getattr__(name):  # test_transformers.py imports helpers from here that it
 
 @dataclass(frozen=True)
 class Row:
-    """One test: its outcomes without and with tileloom, and the first line of what went wrong."""
+    """One test: its outcome with tileloom, the first line of what went wrong, and without it."""
 
     test: str
-    before: str
-    after: str
+    outcome: str
     detail: str = ""
+    without: str = ""
 
     @property
     def verdict(self) -> str:
-        """One of passed, skipped, failed, pinned, and failed before as well."""
-        if self.after != "failed":
-            return self.after
-        if self.before == "failed":
-            return "failed before as well"
+        """One of passed, skipped, failed, pinned, and fails without tileloom."""
+        if self.outcome != "failed":
+            return self.outcome
+        if self.without == "failed":
+            return "fails without tileloom"
         return "pinned" if pinned(self.test) else "failed"
 
 
@@ -95,6 +96,7 @@ def pytest_addoption(parser: Any) -> None:
     parser.addoption("--with-tileloom", action="store_true")
     parser.addoption("--every", type=int, default=1)
     parser.addoption("--counts", default="")
+    parser.addoption("--names", default="", help="a file with the names of the tests to run")
 
 
 def pytest_configure(config: Any) -> None:
@@ -118,7 +120,11 @@ def pytest_configure(config: Any) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Keep the tests that are meant, each N-th of those with many parameters."""
-    every = config.getoption("--every")
+    every, names = config.getoption("--every"), config.getoption("--names")
+    if names:
+        wanted = set(Path(names).read_text().split())
+        items[:] = [item for item in items if item.name in wanted]
+        return
     seen: collections.Counter[str] = collections.Counter()
     kept = []
     for item in items:
@@ -156,17 +162,6 @@ def outcomes(report: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
-def compare(
-    before: Mapping[str, tuple[str, str]], after: Mapping[str, tuple[str, str]]
-) -> list[Row]:
-    """Set the outcomes of two runs beside each other."""
-    missing = ("failed", "did not run")
-    return [
-        Row(test, before.get(test, missing)[0], *after.get(test, missing))
-        for test in sorted({*before, *after})
-    ]
-
-
 def summary(rows: Iterable[Row]) -> str:
     """Say how many tests of each name came to what, and each that does not pass."""
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -174,7 +169,7 @@ def summary(rows: Iterable[Row]) -> str:
     for row in rows:
         name = next((test for test in TESTS if row.test.startswith(test)), row.test)
         table[name][row.verdict] += 1
-        if row.after == "failed":
+        if row.outcome == "failed":
             why = pinned(row.test) if row.verdict == "pinned" else row.detail
             lines.append(f"{row.verdict}: {row.test}\n    {why}")
     counts = [
@@ -184,11 +179,11 @@ def summary(rows: Iterable[Row]) -> str:
     return "\n".join([*counts, *lines])
 
 
-def run(arguments: argparse.Namespace, folder: Path, *, with_tileloom: bool) -> Path:
-    """Run the tests once; returns pytest's XML."""
+def run(arguments: argparse.Namespace, folder: Path, names: Iterable[str] = ()) -> Path:
+    """Run the tests with tileloom, or those of the names without; returns pytest's XML."""
     (folder / "test_cpp_extensions_open_device_registration.py").write_text(_STAND_IN)
     (folder / "pytest.ini").write_text("[pytest]\n")  # not that of a project around the file
-    report = folder / f"{'tileloom' if with_tileloom else 'pytorch'}.xml"
+    report = folder / f"{'pytorch' if names else 'tileloom'}.xml"
     command = [
         *(sys.executable, "-m", "pytest", str(arguments.file), "-q", "-p", Path(__file__).stem),
         *(
@@ -208,7 +203,10 @@ def run(arguments: argparse.Namespace, folder: Path, *, with_tileloom: bool) -> 
         command += ["-k", arguments.k]
     if arguments.n:
         command += ["-n", str(arguments.n)]
-    if with_tileloom:
+    if names:
+        (folder / "names").write_text("\n".join(names))
+        command += ["--names", str(folder / "names")]
+    else:
         command += ["--with-tileloom", "--counts", str(folder)]
     paths = [str(Path(__file__).parent.absolute()), str(folder), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -240,7 +238,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("-k", default="", help="pytest's expression for names of tests")
     parser.add_argument("--every", type=int, default=1, help="run each N-th of a name's tests")
     parser.add_argument("-n", type=int, default=0, help="processes")
-    parser.add_argument("--seconds", type=float, help="time of each of the two runs")
+    parser.add_argument("--seconds", type=float, help="time of a run")
     parser.add_argument("--json", type=Path, help="write the rows here")
     arguments = parser.parse_args(given)
     arguments.file = arguments.file.absolute()
@@ -248,13 +246,11 @@ def main(given: list[str] | None = None) -> int:
         parser.error(f"{arguments.file} is no file; it has to be PyTorch's test_transformers.py")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        ours = outcomes(run(arguments, folder, with_tileloom=True))
-        theirs = outcomes(run(arguments, folder, with_tileloom=False))
+        ours = outcomes(run(arguments, folder))
+        failed = [test for test, (outcome, _) in ours.items() if outcome == "failed"]
+        theirs = outcomes(run(arguments, folder, failed)) if failed else {}
         counts = counted(folder)
-    if arguments.seconds:
-        ours, theirs = ({k: x for k, x in run.items() if k in (ours.keys() & theirs.keys())}
-                        for run in (ours, theirs))  # fmt: skip
-    rows = compare(theirs, ours)
+    rows = [Row(test, *found, theirs.get(test, ("",))[0]) for test, found in sorted(ours.items())]
     print(summary(rows))
     print(f"tileloom computed {counts['forward']} forwards, {counts['backward']} backwards")
     for reason, number in counts["refused"].items():

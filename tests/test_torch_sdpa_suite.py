@@ -1,8 +1,10 @@
 """scripts/torch_sdpa_suite.py, on a file with tests of our own in the form of PyTorch's."""
 
+import argparse
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,8 +34,6 @@ class TestSDPACudaOnlyCUDA(unittest.TestCase):
 for i in range(7):
     name = f"test_mem_eff_{i}_cuda"
     setattr(TestSDPACudaOnlyCUDA, name, made(name, {0: None, 1: True}.get(i, False)))
-setattr(TestSDPACudaOnlyCUDA, "test_other_cuda", made("other", True))
-setattr(TestSDPACudaOnlyCUDA, "test_mem_eff_7_cpu", made("on the CPU", True))
 """
 
 
@@ -48,46 +48,49 @@ def script():
 
 
 @pytest.fixture
-def theirs(script, tmp_path):
-    """The outcomes of a run as PyTorch is, of each second test."""
-    import argparse
-
+def arguments(tmp_path):
     file = tmp_path / "test_transformers.py"
-    file.write_text(FILE.replace('"""', "'"))
-    arguments = argparse.Namespace(file=file, k="not mem_eff_4", every=1, n=0, seconds=60)
-    return script.outcomes(script.run(arguments, tmp_path, with_tileloom=False))
+    file.write_text(FILE)
+    return argparse.Namespace(file=file, k="not mem_eff_4", every=1, n=0, seconds=60)
 
 
-def test_the_tests_that_are_meant_run_as_pytorch_is(theirs):
-    assert sorted(theirs) == [f"test_mem_eff_{i}_cuda" for i in (0, 1, 2, 3, 5, 6)]
-    assert theirs["test_mem_eff_0_cuda"] == ("skipped", "not here")
-    outcome, detail = theirs["test_mem_eff_1_cuda"]
+def test_named_tests_run_as_pytorch_is(script, arguments, tmp_path):
+    names = [f"test_mem_eff_{i}_cuda" for i in range(6)]
+    found = script.outcomes(script.run(arguments, tmp_path, names))
+    assert sorted(found) == [name for name in names if "_4_" not in name]
+    assert found["test_mem_eff_0_cuda"] == ("skipped", "not here")
+    outcome, detail = found["test_mem_eff_1_cuda"]
     assert outcome == "failed"
     assert "it is test_mem_eff_1_cuda" in detail
-    assert theirs["test_mem_eff_2_cuda"] == ("passed", "")
+    assert found["test_mem_eff_2_cuda"] == ("passed", "")
+
+
+def test_the_tests_that_are_meant_are_chosen_each_nth(script):
+    names = [f"test_mem_eff_{i}_cuda" for i in range(5)]
+    names += ["test_other_cuda", "test_mem_eff_7_cpu", "test_fused_sdp_choice_cuda"]
+    items = [SimpleNamespace(name=name) for name in names]
+    options = {"--every": 2, "--names": ""}
+    config = SimpleNamespace(getoption=options.get)
+    script.pytest_collection_modifyitems(config, items)
+    chosen = [item.name for item in items]
+    assert chosen == [*(f"test_mem_eff_{i}_cuda" for i in (0, 2, 4)), "test_fused_sdp_choice_cuda"]
 
 
 def test_what_fails_only_with_tileloom_is_a_failure_unless_it_pins_a_fault(script):
     pinned = "test_fused_backwards_throws_determinism_warning_warn_only_True_cuda"
-    ok, bad = ("passed", ""), ("failed", "wrong")
-    before = {"test_mem_eff_a": ok, "test_mem_eff_b": bad, "test_mem_eff_c": ok, pinned: ok}
-    after = {"test_mem_eff_a": bad, "test_mem_eff_b": bad, "test_mem_eff_c": ok, pinned: bad}
-    rows = script.compare(before, after)
-    assert {row.test: row.verdict for row in rows} == {
-        "test_mem_eff_a": "failed",
-        "test_mem_eff_b": "failed before as well",
-        "test_mem_eff_c": "passed",
-        pinned: "pinned",
-    }
+    rows = [
+        script.Row("test_mem_eff_a", "failed", "wrong", "passed"),
+        script.Row("test_mem_eff_b", "failed", "wrong", "failed"),
+        script.Row("test_mem_eff_c", "passed"),
+        script.Row("test_mem_eff_d", "failed", "wrong"),
+        script.Row(pinned, "failed", "no warning", "passed"),
+    ]
+    verdicts = ["failed", "fails without tileloom", "passed", "failed", "pinned"]
+    assert [row.verdict for row in rows] == verdicts
     text = script.summary(rows)
-    assert "test_mem_eff_: 1 failed, 1 failed before as well, 1 passed" in text
+    assert "test_mem_eff_: 2 failed, 1 fails without tileloom, 1 passed" in text
     assert "failed: test_mem_eff_a\n    wrong" in text
     assert "tileloom's is, wherever deterministic algorithms are asked for" in text
-
-
-def test_a_test_that_ran_only_without_tileloom_counts_as_failed(script):
-    (row,) = script.compare({"test_mem_eff_a": ("passed", "")}, {})
-    assert (row.verdict, row.detail) == ("failed", "did not run")
 
 
 def test_counts_of_several_processes_are_added_up(script, tmp_path):
