@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
+from tileloom.launch.layout import Layout
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, plan_key
@@ -261,16 +262,33 @@ async_input_mm = _op.register(
 
 
 def schedule_of(
-    m: int, n: int, k: int, offsets: tuple[int, ...], pivot: int, sms: int
+    m: int,
+    n: int,
+    k: int,
+    offsets: tuple[int, ...],
+    pivot: int,
+    sms: int,
+    tile: tuple[int, int] | None = None,
 ) -> TileSchedulerParams:
-    """The schedule that a product of bfloat16 matrices gets, for those who want to look at it."""
-    from tileloom.launch.layout import Layout
-    from tileloom.ops.gemm.launch_gluon_sm90 import params_of
+    """Return the schedule that a product of bfloat16 matrices gets, for whoever wants to see it.
 
-    rows, columns = Layout((0, k, 1), True), Layout((0, 1, k), True)
-    problem = MatmulProblem(
-        *(m, n, k, 1), dtype=torch.bfloat16, out_dtype=torch.bfloat16, a=rows, b=columns, out=rows,
-        chunks=len(offsets) - 1,
-    )  # fmt: skip
-    config = gluon_rule(problem, sms)
-    return params_of(problem, config, chunk_offsets=offsets, chunk_pivot=pivot)
+    Args:
+        m: Rows of A.
+        n: Columns of B.
+        k: The summed dimension.
+        offsets: First row of each chunk of A, and m.
+        pivot: The chunk that is visited first.
+        sms: Multiprocessors of the card.
+        tile: Rows and columns of a tile; None: by the rule.
+    """
+    if tile is None:
+        rows, columns = Layout((0, k, 1), True), Layout((0, 1, k), True)
+        problem = MatmulProblem(
+            *(m, n, k, 1), dtype=torch.bfloat16, out_dtype=torch.bfloat16, a=rows, b=columns,
+            out=rows, chunks=len(offsets) - 1,
+        )  # fmt: skip
+        config = gluon_rule(problem, sms)
+        tile = (config.block_m, config.block_n)
+    return TileSchedulerParams.to_underlying_arguments(
+        m, n, k, block=(*tile, 64), chunk_offsets=offsets, chunk_pivot=pivot
+    )
