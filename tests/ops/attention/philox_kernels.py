@@ -51,3 +51,24 @@ def in_accumulator(
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     j = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
     gl.store(out + (i[:, None] * N + j[None, :]), kept)
+
+
+@gluon.jit(do_not_specialize=("seed", "offset", "threshold"))
+def in_transposed_accumulator(
+    out, seed: gl.int64, offset: gl.int64, threshold: gl.int64, len_q: gl.int32, len_k: gl.int32,
+    LAYOUT: gl.constexpr, QUADS: gl.constexpr, N: gl.constexpr, ALIGNED: gl.constexpr,
+):  # fmt: skip
+    """Write 64 keys of N rows, `[64, N]`, in the layout of an accumulator of K Q^T."""
+    rows = gl.arange(0, N, gl.SliceLayout(0, QUADS))
+    quads = gl.arange(0, 16, gl.SliceLayout(1, QUADS))
+    first = first_index(offset, 0, 0, 1, rows, len_q, len_k)
+    lane = (first & 3).to(gl.int32)
+    counter = (first >> 2)[None, :] + quads[:, None]
+    crosses: gl.constexpr = not ALIGNED
+    k0, k1, k2, k3 = keep_quad(counter, lane[None, :], crosses, seed, threshold)
+    kept = gl.join(gl.join(k0.to(gl.int8), k2.to(gl.int8)), gl.join(k1.to(gl.int8), k3.to(gl.int8)))
+    kept = gl.reshape(gl.permute(kept, (0, 2, 3, 1)), [64, N])
+    kept = gl.convert_layout(kept, LAYOUT)
+    i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    j = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
+    gl.store(out + (i[:, None] * N + j[None, :]), kept)

@@ -149,6 +149,7 @@ def test_replays_are_repeated_by_manual_seed():
     assert torch.equal(*found)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # the first, of Inductor's own
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiled_training_has_one_mask_for_both_directions(mode):
     torch._dynamo.reset()
@@ -176,16 +177,17 @@ def test_compiled_training_has_one_mask_for_both_directions(mode):
 def test_checkpointing_repeats_the_mask():
     inputs = AttentionCase("again", (2, 4, 2, 130, 140, 64, 64), BF16).inputs("cuda")
     every = [t.requires_grad_() for t in (inputs.q, inputs.k, inputs.v)]
+    configs = portable(inputs)  # whose dq is added up in a fixed order
 
     def run(q, k, v):
-        return tileloom.attention(q, k, v, dropout_p=0.2)
+        return tileloom.attention(q, k, v, dropout_p=0.2, **configs)
 
     found = []
     for wrapped in (run, lambda *a: checkpoint(run, *a, use_reentrant=False)):
         torch.manual_seed(4)
         found.append(torch.autograd.grad(wrapped(*every).float().square().sum(), every))
     for plain, again in zip(*found):
-        assert_accurate(again, plain.double(), plain.float() * (1 + 2**-9), name="gradient")
+        assert torch.equal(plain, again)
 
 
 def test_a_call_and_its_plan_draw_anew_each_time():
@@ -201,14 +203,14 @@ def test_a_call_and_its_plan_draw_anew_each_time():
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(first))
 
 
-@pytest.mark.parametrize("dtype", [FP16, FP32])
-def test_the_reference_backend_draws_from_the_same_generator(dtype):
-    q = torch.randn(1, 2, 70, 64, device="cuda", dtype=dtype)
-    found = []
-    for config in (None, ReferenceConfig()):
-        torch.manual_seed(6)
-        found.append(tileloom.attention(q, q, torch.ones_like(q), dropout_p=0.5, config=config))
-    assert_accurate(found[0], found[1].double(), found[1].float() * (1 + 2**-9), name="out")
+def test_the_reference_backend_draws_from_the_same_generator():
+    inputs = AttentionCase("reference", (1, 2, 2, 70, 70, 64, 64), FP32).inputs("cuda")
+    torch.manual_seed(6)
+    state = drawn_at(inputs)
+    qkv = (inputs.q, inputs.k, inputs.v)
+    out, lse = tileloom.attention(*qkv, dropout_p=0.5, return_lse=True, config=ReferenceConfig())
+    check(inputs, out, lse, 0.5, state)
+    assert _generator().get_offset() == int(state[1]) + 2 * 70 * 70
 
 
 def test_indices_beyond_32_bits():

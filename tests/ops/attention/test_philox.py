@@ -104,25 +104,33 @@ def test_the_portable_code_decides_as_the_host(seed, offset, len_k, keys_first):
     assert torch.equal(found, right[:, :, 3:19, 28:60])
 
 
-@pytest.mark.parametrize(("offset", "len_k"), [(4, 64), (9, 61)])
-def test_gluon_code_decides_as_the_host_in_an_accumulator(offset, len_k):
+def _quads(*, keys_first):
+    """Layouts in which no two lanes make the same call; see `pieces_philox`."""
     from triton.experimental.gluon import language as gl
 
-    # Quads: key bits 2 and 3 in lanes 1 and 0, rows as in the accumulator.
-    quads = gl.DistributedLinearLayout(
-        reg_bases=[[8, 0], [0, 4], [0, 8]],
-        lane_bases=[[0, 2], [0, 1], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 16],
-    )
+    if keys_first:
+        registers, lanes = [[2, 0], [0, 1], [0, 32]], [[0, 2], [0, 4], [0, 8], [0, 16], [1, 0]]
+        return gl.DistributedLinearLayout(registers, lanes, [[4, 0], [8, 0]], [], [16, 64])
+    registers, lanes = [[8, 0], [0, 4], [0, 8]], [[0, 2], [0, 1], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, 16])
+
+
+@pytest.mark.parametrize("keys_first", [False, True])
+@pytest.mark.parametrize(("offset", "len_k"), [(4, 64), (9, 61)])
+def test_gluon_code_decides_as_the_host_in_an_accumulator(offset, len_k, keys_first):
+    from triton.experimental.gluon import language as gl
+
+    kernels = philox_kernels
+    kernel = kernels.in_transposed_accumulator if keys_first else kernels.in_accumulator
     accumulator = gl.NVMMADistributedLayout([3, 0], [4, 1], instr_shape=[16, 64, 16])
     out = torch.zeros(64, 64, dtype=torch.int8)
     with emulator.run(arch="sm_90a") as run:
-        philox_kernels.in_accumulator[(1,)](
-            out, 77, offset, threshold_of(0.4), 64, len_k, LAYOUT=accumulator, QUADS=quads, N=64,
+        kernel[(1,)](
+            out, 77, offset, threshold_of(0.4), 64, len_k, LAYOUT=accumulator,
+            QUADS=_quads(keys_first=keys_first), N=64,
             ALIGNED=offset % 4 == 0 and len_k % 4 == 0, num_warps=4,
         )  # fmt: skip
     assert [r.text() for r in run.reports if r.severity != "info"] == []
     right = dropout_mask(0.4, seed=77, offset=offset, size=(1, 1, 64, len_k))[0, 0]
+    out = out.mT if keys_first else out
     assert torch.equal(out[:, : right.shape[1]].bool(), right)

@@ -143,11 +143,12 @@ def attention(
         torch.Size([1, 2, 16, 32])
     """
     is_simple = mask is None and bias is None and scores is None and backward_config is None
-    is_simple = is_simple and isinstance(dropout_p, float) and not dropout_p and not unknown
-    key = plans.short_key(q, k, v, is_causal, scale, config) if is_simple else None
+    is_simple = is_simple and type(dropout_p) is float and not unknown
+    key = plans.short_key(q, k, v, is_causal, scale, dropout_p, config) if is_simple else None
     plan = None if key is None else plans.checked(key)
     if plan is not None:
-        out, lse = plan.run(q, k, v, None, None, None, None)
+        state = draw(q, _scores(q, k)) if dropout_p else None
+        out, lse = plan.run(q, k, v, None, None, None, state)
         return (out, lse) if return_lse else out
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))
@@ -160,7 +161,7 @@ def attention(
         raise GradientError(_NO_TANGENT)
     seed, offset = None, None
     if dropout_p:
-        seed, offset = draw(q, q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
+        seed, offset = draw(q, _scores(q, k))
     band = shown.band
     out, lse = attention_fwd(
         q,
@@ -183,6 +184,10 @@ def attention(
     if key is not None:
         plans.note(key)
     return (out, lse) if return_lse else out
+
+
+def _scores(q: torch.Tensor, k: torch.Tensor) -> int:
+    return q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
 
 
 def _unknown_option(name: str) -> str:

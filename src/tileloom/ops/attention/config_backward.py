@@ -138,7 +138,8 @@ def triton_backward_rule(problem: AttentionProblem, target: Target) -> TritonBac
     if problem.has_mask or problem.has_bias or problem.dropout_p:
         if widest <= 64:
             rows = 16 if capability == 8 and widest == 64 else 32
-            return TritonBackwardConfig(Tile(rows, 64, 4), Tile(64, 32, 4))
+            has_all = problem.dropout_p and (problem.has_mask or problem.has_bias)
+            return TritonBackwardConfig(Tile(rows, 64, 8 if has_all else 4), Tile(64, 32, 4))
         if widest == 128:
             rows = 32 if capability == 10 else 16
             return TritonBackwardConfig(Tile(rows, 64, 8), Tile(64, 32, 8))

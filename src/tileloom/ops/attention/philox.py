@@ -80,7 +80,7 @@ def draw(like: torch.Tensor, count: int) -> PhiloxState:
     """
     if torch.compiler.is_compiling():
         return _drawn(like.device)
-    return _philox_state(like.detach(), count)
+    return _philox_state(like.detach() if like.requires_grad else like, count)
 
 
 def state_of(

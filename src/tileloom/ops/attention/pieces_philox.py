@@ -17,12 +17,21 @@ be made twice. Cheaper: give `keep_quad` the quads in a linear layout with key b
 bit 3 in **lane 0**, the rest of keys and rows as in the accumulator, so that every lane makes
 different calls; then exchange lane 0's bit, `gl.convert_layout` of the joined decisions to the
 accumulator's layout: one warp shuffle for two scores, or for eight where they are packed first.
+In an accumulator of K Q^T key bits 0 and 1 lie in lanes 2 and 3: let there be bits of the query
+instead, such as 3 and 4, and exchange those two. `tests/ops/attention/philox_kernels.py` does both.
 """
 
 import triton
 import triton.language as tl
 
 _LOW_32 = tl.constexpr(0xFFFFFFFF)
+
+
+@triton.jit
+def _halves(word, factor):
+    """Multiply 32 bits by 32: the upper and the lower half of the product, by one instruction."""
+    product = word.to(tl.uint64) * factor
+    return (product >> 32).to(tl.uint32), product.to(tl.uint32)
 
 
 @triton.jit
@@ -40,17 +49,15 @@ def philox_words(counter, seed):
     low = (counter & _LOW_32).to(tl.uint32)
     high = ((counter >> 32) & 0x3FFFFFFF).to(tl.uint32)
     # The first round: words 2 and 3 of the counter are 0.
+    high_a, c3 = _halves(low, A)
     c0 = high ^ key_a
     c1 = low ^ low
-    c2 = tl.umulhi(low, A) ^ key_b
-    c3 = tl.mul(low, A, sanitize_overflow=False)
+    c2 = high_a ^ key_b
     for _ in tl.static_range(9):
         key_a = tl.add(key_a, KEY_A, sanitize_overflow=False)
         key_b = tl.add(key_b, KEY_B, sanitize_overflow=False)
-        high_a = tl.umulhi(c0, A)
-        high_b = tl.umulhi(c2, B)
-        low_a = tl.mul(c0, A, sanitize_overflow=False)
-        low_b = tl.mul(c2, B, sanitize_overflow=False)
+        high_a, low_a = _halves(c0, A)
+        high_b, low_b = _halves(c2, B)
         c0 = high_b ^ c1 ^ key_a
         c2 = high_a ^ c3 ^ key_b
         c1 = low_b

@@ -125,6 +125,7 @@ def short_key(
     v: torch.Tensor,
     is_causal: object,
     scale: object,
+    dropout_p: float,
     config: AttentionConfig | None,
 ) -> Any:
     """Return the key of a call without mask and bias that may go straight to its plan.
@@ -135,6 +136,7 @@ def short_key(
         v: Values.
         is_causal: Whether the mask is causal.
         scale: A number or None.
+        dropout_p: A number.
         config: A config or None.
 
     Returns:
@@ -154,9 +156,12 @@ def short_key(
         width = q.shape[-1]
         scale = 1.0 / math.sqrt(width) if width else 1.0
     right = 0 if is_causal else None
+    on_host = dropout_p != 0.0 and not torch.cuda.is_current_stream_capturing()
     try:
         text = "" if config is None else config.encode()
-        return key_of(q, k, v, None, None, None, None, right, None, None, scale, 0.0, False, text)
+        return key_of(
+            q, k, v, None, None, None, None, right, None, None, scale, dropout_p, on_host, text
+        )
     except (AttributeError, RuntimeError):  # a config that is none; a tensor without strides
         return None
 
