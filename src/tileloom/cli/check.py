@@ -46,6 +46,9 @@ def add_parser(subparsers: Any) -> None:
     add("--sms", type=_positive, default=4, metavar="N",
         help="multiprocessors of the emulated card; few make persistent programs take several "
         "tiles each (default 4)")  # fmt: skip
+    add("--registers", action="store_true",
+        help="also warn of spills and of wgmma that the assembler serialises: compiles to machine "
+        "code for level machine, which takes seconds a kernel")  # fmt: skip
     add("--case", metavar="NAME", help="only this one of the file's CASES or tests")
     add("--timeout", type=_positive, default=600, metavar="S",
         help="seconds that one launch may take, compilation included (default 600)")  # fmt: skip
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     schedules = args.schedule or ["late", "eager", "random"]
     seeds = [args.seed] if args.seed is not None else list(range(args.seeds))
     levels = args.level or ["ttgir", "machine"]
-    ways = settings(schedules, seeds, levels, args.arch, args.sms)
+    ways = settings(schedules, seeds, levels, args.arch, args.sms, args.registers)
     if args.mutate:
         return _mutate(args, path, ways, kernel or None)
     if args.kernels or args.line:

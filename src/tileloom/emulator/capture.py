@@ -9,6 +9,8 @@ tensors.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import re
 import tempfile
 from collections.abc import Generator
@@ -22,7 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
-from tileloom.emulator import dialect, dtypes
+from tileloom.emulator import costs, dialect, dtypes
+from tileloom.emulator.costs import Assembled
 from tileloom.emulator.im2col import Im2colDesc
 from tileloom.emulator.ir import parse_type
 from tileloom.emulator.irtext import read_module
@@ -68,13 +71,17 @@ class _Utils:
 
 def _program(text: str) -> Program:
     header, _, body = text.partition("\n")
-    language, level = header.removeprefix("// ").split()
+    language, level, said = header.removeprefix("// ").split(" ", 2)
     key = (text, level)
     found = _programs.get(key)
     if found is None:
         # Cheap enough that nothing is kept on disk: a few milliseconds for the largest kernels.
         found = _programs[key] = Program(read_module(body), level=level)
         found.is_gluon = language == "gluon"
+        facts: dict[str, Any] | None = json.loads(said)
+        if facts is not None:
+            notes = tuple(facts.pop("notes"))
+            found.assembled = Assembled(**facts, notes=notes)
     return found
 
 
@@ -199,7 +206,8 @@ class _Launcher:
 class EmulatedDriver(DriverBase):
     """The driver that Triton sees inside an emulated run."""
 
-    def __init__(self, capability: int, level: str) -> None:
+    def __init__(self, capability: int, level: str, assembles: bool) -> None:
+        self._assembles = assembles
         self.utils = _Utils()
         self.launcher_cls = _Launcher
         self._capability = capability
@@ -229,8 +237,8 @@ class EmulatedDriver(DriverBase):
         return triton.testing.do_bench
 
     def get_current_device(self) -> int:
-        """Return a number for architecture and level, so that caches keep them apart."""
-        return 10_000 + self._capability * 10 + _LEVELS[self._level]
+        """Return a number for what is compiled for, so that caches keep them apart."""
+        return 10_000 + self._capability * 10 + _LEVELS[self._level] + 5 * self._assembles
 
     def set_current_device(self, device: int) -> None:
         """Take any device: there is one."""
@@ -260,24 +268,30 @@ def _stages_hook(
 ) -> Any:
     session = current()
     level = session.options.level
+    assembles = level == "machine" and "registers" in session.options.costs
     if self is None:  # Triton 3.7 and later ask for a cache key.
-        key = f"tileloom-emulator-{level}"
+        key = f"tileloom-emulator-{level}-{assembles}"
         return key, key
     name = "gluon" if "gluon" in str(language).lower() else "triton"
     kept = {k: v for k, v in stages.items() if k in dialect.kept_stages(name, level)}
+    rest = dict(stages)
     stages.clear()
     stages.update(kept)
 
     def finish(src: Any, metadata: dict[str, Any]) -> bytes:
-        return _finish(src, metadata, name, level, capability or 90)
+        said: Assembled | None = None
+        if assembles:
+            said = costs.assemble(src, rest, metadata, vars(options), capability or 90)
+        return _finish(src, metadata, name, level, capability or 90, said)
 
     stages["cubin"] = finish
     return None
 
 
 def _finish(
-    src: Any, metadata: dict[str, Any], language: str, level: str, capability: int
-) -> bytes:
+    src: Any, metadata: dict[str, Any], language: str, level: str, capability: int,
+    said: Assembled | None,
+) -> bytes:  # fmt: skip
     """Stand in for the last stage: the 'binary' is the text of the IR."""
     if level == "machine":
         dialect.run_machine_passes(src, capability)
@@ -291,7 +305,8 @@ def _finish(
         metadata.setdefault(key, 1)
     match = re.search(r"tt\.func public @([\w.$]+)", text)
     metadata["name"] = match.group(1) if match else "kernel"
-    return f"// {language} {level}\n{text}".encode()
+    facts = json.dumps(dataclasses.asdict(said) if said is not None else None)
+    return f"// {language} {level} {facts}\n{text}".encode()
 
 
 _ALLOCATION = re.compile(r"ttg\.local_alloc.*(!ttg\.memdesc<.*>)[^>]*$", re.M)
@@ -322,7 +337,9 @@ def captured(session: Run) -> Generator[None]:
     _sessions.append(session)
     with tempfile.TemporaryDirectory(prefix="tileloom-emulator-") as folder:
         try:
-            driver.set_active(EmulatedDriver(session.capability, session.options.level))
+            options = session.options
+            assembles = "registers" in options.costs
+            driver.set_active(EmulatedDriver(session.capability, options.level, assembles))
             hooks: Any = triton_knobs.runtime
             hooks.add_stages_inspection_hook = _stages_hook
             with dialect.quiet(), triton_knobs.cache.scope():

@@ -21,6 +21,7 @@ from unittest import mock
 from triton.runtime.jit import JITFunction
 
 from tileloom.emulator.child import ChildDied, answers
+from tileloom.emulator.costs import COSTS
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.endings import RingUse, never_reused
 from tileloom.emulator.replace import loading
@@ -30,13 +31,14 @@ from tileloom.emulator.session import Run, run
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run the file."""
+    """One way to run the file; with `registers` the assembler is asked, too."""
 
     schedule: str
     seed: int
     level: str
     arch: str = "sm_90a"
     sms: int = 4
+    registers: bool = False
 
     def text(self) -> str:
         """Return the setting in words."""
@@ -47,6 +49,7 @@ class Setting:
         """Return the command that repeats exactly this run."""
         seed = f" --seed {self.seed}" if self.schedule == "random" else ""
         only = f" --case {shlex.quote(case)}" if case else ""
+        only += " --registers" if self.registers else ""
         return (
             f"tileloom check {shlex.quote(target)} --schedule {self.schedule}{seed}"
             f" --level {self.level} --arch {self.arch} --sms {self.sms}{only}"
@@ -125,7 +128,7 @@ class Result:
 
 def settings(
     schedules: Sequence[str], seeds: Sequence[int], levels: Sequence[str], arch: str = "sm_90a",
-    sms: int = 4,
+    sms: int = 4, registers: bool = False,
 ) -> list[Setting]:  # fmt: skip
     """Return all combinations; only the random schedule has seeds.
 
@@ -136,12 +139,13 @@ def settings(
         arch: The architecture.
         sms: Multiprocessors of the emulated card: few, so that persistent programs take several
             tiles each.
+        registers: Whether to ask the assembler for registers and spills, at level ``machine``.
 
     Returns:
         The settings, level by level.
     """
     return [
-        Setting(schedule, seed, level, arch, sms)
+        Setting(schedule, seed, level, arch, sms, registers)
         for level in levels
         for schedule in schedules
         for seed in (seeds if schedule == "random" else (0,))
@@ -318,6 +322,7 @@ class _Check:
         with run(
             arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level, collect=True,
             timeline=keep_timeline, max_steps=self.max_steps, sms=way.sms,
+            costs=COSTS if way.registers else ("conflicts",),
         ) as session, cuda_on_cpu(session.target), _script_folder(self.file.folder):  # fmt: skip
             self._play(session, way)
         self.result.launches += len(session.launches)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Generator, Iterable, Set
 from typing import Any
 
+from tileloom.emulator import costs
+from tileloom.emulator.costs import Assembled
 from tileloom.emulator.dtypes import UnknownElementError
 from tileloom.emulator.ir import Block, Func, Loc, Module, Op, walk
 from tileloom.emulator.machine import Frame, Partition, Wait
@@ -101,6 +103,7 @@ class Program:
         communicates: Whether programs may talk through global memory, so that they run together.
         name: The kernel's name.
         waits: The statements that wait for an mbarrier.
+        assembled: What the assembler says, if it was asked.
     """
 
     def __init__(self, module: Module, *, level: str = "ttgir") -> None:
@@ -110,9 +113,17 @@ class Program:
         self.name = module.kernel.name
         self.communicates = any(_communicates(op) for op in module.walk())
         self.is_gluon = False
+        self.assembled: Assembled | None = None
+        self._conflicts: list[tuple[Op, int]] | None = None
         self.waits = {id(op) for op in module.walk() if op.name == "ttng.wait_barrier"}
         for func in module.funcs.values():
             self.build_blocks(func.blocks)
+
+    def conflicts(self) -> list[tuple[Op, int]]:
+        """Return the accesses to shared memory with bank conflicts, counted once."""
+        if self._conflicts is None:
+            self._conflicts = [] if self.level == "ttir" else costs.conflicts(self.module)
+        return self._conflicts
 
     # ---- building
     def build_blocks(self, blocks: list[Block]) -> bool:

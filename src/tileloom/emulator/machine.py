@@ -260,6 +260,7 @@ class Options:
     max_steps: int = 20_000_000
     war_fence: str = "warning"
     fences: bool = True
+    costs: tuple[str, ...] = ()
 
 
 @dataclass

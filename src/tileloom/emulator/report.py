@@ -83,6 +83,7 @@ class StepLimitError(ReportError):
 
 
 _EXCEPTIONS: dict[str, type[ReportError]] = {
+    "cost": ReportError,  # never more than a warning
     "race": RaceError,
     "proxy": ProxyError,
     "deadlock": DeadlockError,

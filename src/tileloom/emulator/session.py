@@ -15,6 +15,8 @@ from threadpoolctl import threadpool_limits
 from tileloom import target as targets
 from tileloom.emulator import endings, host
 from tileloom.emulator.capture import captured
+from tileloom.emulator.costs import COSTS
+from tileloom.emulator.costs import check as look_at_costs
 from tileloom.emulator.endings import RingUse
 from tileloom.emulator.lower import Program
 from tileloom.emulator.machine import SCHEDULES, HostEvent, Launch, Options, StepsExceeded
@@ -122,6 +124,7 @@ class Run:
         launch = Launch(
             program, args, grid, self.reporter, self.options, storages, events, self._timeline
         )
+        look_at_costs(program, self.options.costs, self.reporter)
         launch.shared.fences = program.is_gluon or program.level == "machine"
         if self._timeline is not None:
             self._timeline.begin(program.name)
@@ -164,6 +167,7 @@ def run(
     sms: int = 132,
     max_steps: int = 20_000_000,
     read_before_write_fence: str = "warning",
+    costs: Sequence[str] = (),
 ) -> Generator[Run]:
     """Run every kernel launched inside the block on the emulator, on CPU tensors.
 
@@ -184,6 +188,9 @@ def run(
         max_steps: A kernel that takes more is reported as one that does not end.
         read_before_write_fence: Severity of a generic read that is ordered before an asynchronous
             write, but without a proxy fence: ``error``, ``warning``, ``info`` or ``ignore``.
+        costs: Also say what is right but slow, as warnings of kind ``cost``: ``conflicts`` (bank
+            conflicts of shared memory), ``registers`` (spills, and wgmma that the assembler
+            serialises; at level ``machine`` only, it takes seconds a kernel).
 
     Yields:
         The run: reports, cost of each launch, host events.
@@ -206,11 +213,15 @@ def run(
             ("error", "warning", "info", "ignore"))  # fmt: skip
     for kind in ignore:
         _one_of("ignore", kind, KINDS)
+    for cost in costs:
+        _one_of("costs", cost, COSTS)
     capability = _ARCHS[arch]
     smem = targets.SMEM_BYTES[capability]
     name = "NVIDIA H100 80GB HBM3" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB"
     played = targets.Target("emulated", capability, sms, smem, name)
-    options = Options(schedule, seed, level, sms, smem, max_steps, read_before_write_fence)
+    options = Options(
+        schedule, seed, level, sms, smem, max_steps, read_before_write_fence, costs=tuple(costs)
+    )
     reporter = Reporter(collect, frozenset(ignore), schedule, seed, level)
     session = Run(options, played, reporter)
     if timeline:
