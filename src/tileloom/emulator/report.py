@@ -83,7 +83,6 @@ class StepLimitError(ReportError):
 
 
 _EXCEPTIONS: dict[str, type[ReportError]] = {
-    "cost": ReportError,  # never more than a warning
     "race": RaceError,
     "proxy": ProxyError,
     "deadlock": DeadlockError,
@@ -94,6 +93,7 @@ _EXCEPTIONS: dict[str, type[ReportError]] = {
     "exit": ExitError,
     "assert": AssertError,
     "steps": StepLimitError,
+    "cost": ReportError,  # never more than a warning
 }
 KINDS = tuple(_EXCEPTIONS)
 
