@@ -1,0 +1,224 @@
+"""The matrix product on a GPU: every tile and transpose, chunks brought by copies, graphs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+
+import pytest
+import torch
+from tests.ops.gemm.cases import MatmulCase, check
+
+import tileloom
+from tileloom import errors
+from tileloom.ops import record_choices
+from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
+from tileloom.ops.gemm.async_input import even_offsets
+from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig
+from tileloom.testing import poisoned_memory
+
+pytestmark = pytest.mark.gpu
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _exact_products():
+    matmul_flags = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = {name: getattr(matmul_flags, name) for name in names}
+    for name in names:
+        setattr(matmul_flags, name, False)
+    yield
+    for name, value in before.items():
+        setattr(matmul_flags, name, value)
+
+
+def _judged(case, config=None):
+    a, b, options = case.inputs("cuda")
+    with record_choices() as made, poisoned_memory():
+        out = matmul(a, b, config=config, **options)
+    check(out, a, b, options)
+    return made[0].backend
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("flips", list(itertools.product([False, True], repeat=2)), ids=str)
+def test_every_tile_and_transpose(tile, flips):
+    case = MatmulCase(304, 264, 328, a_flips=flips[0], b_flips=flips[1])
+    assert _judged(case, GluonSm90Config(*tile)) == "gluon_sm90"
+
+
+@pytest.mark.parametrize("tile", TILES[:5], ids=str)
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
+def test_epilogues(tile, activation):
+    case = MatmulCase(304, 264, 328, has_bias=True, has_residual=True, activation=activation)
+    assert _judged(case, GluonSm90Config(*tile)) == "gluon_sm90"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        MatmulCase(1, 8, 8),
+        MatmulCase(1, 6144, 4096),
+        MatmulCase(17, 4096, 4096, dtype=FP16),
+        MatmulCase(129, 4096, 72, l=3),
+        MatmulCase(2048, 2048, 2048),
+        MatmulCase(1000, 520, 4096, out_dtype=FP32, has_bias=True),
+        MatmulCase(512, 1024, 1024, has_bias=True, activation="gelu", has_residual=True),
+    ],
+    ids=str,
+)
+def test_the_rules_choice(case):
+    assert _judged(case) == "gluon_sm90"
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32])
+@pytest.mark.parametrize("sizes", [(33, 35, 37), (1, 1, 1), (257, 129, 1000)])
+def test_the_portable_kernel(dtype, sizes):
+    case = MatmulCase(*sizes, dtype=dtype, has_bias=True, activation="silu", b_flips=False)
+    assert _judged(case, TritonConfig()) == "triton"
+
+
+@pytest.mark.parametrize("splits", [2, 3, 7])
+def test_split_k_is_right_and_repeatable(splits):
+    case = MatmulCase(136, 264, 1000, has_residual=True)
+    config = GluonSm90Config(64, 128, splits=splits)
+    assert _judged(case, config) == "gluon_sm90"
+    a, b, options = case.inputs("cuda")
+    first = matmul(a, b, config=config, **options)
+    for _ in range(100):
+        assert torch.equal(matmul(a, b, config=config, **options), first)
+
+
+def test_split_k_on_two_streams():
+    a, b, _ = MatmulCase(64, 512, 4096).inputs("cuda")
+    config = GluonSm90Config(64, 64, splits=8)
+    right = matmul(a, b, config=config)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outs = []
+    torch.cuda.synchronize()
+    for stream in streams * 20:
+        with torch.cuda.stream(stream):
+            outs.append(matmul(a, b, config=config))
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, right) for out in outs)
+
+
+def test_a_counter_deals_the_tiles():
+    assert (
+        _judged(MatmulCase(1000, 2056, 264), GluonSm90Config(scheduler="dynamic")) == "gluon_sm90"
+    )
+
+
+@pytest.mark.parametrize("config", [None, GluonSm90Config(64, 128, splits=4)], ids=str)
+def test_a_graph_replays(config):
+    a, b, _ = MatmulCase(256, 512, 1024).inputs("cuda")
+    matmul(a, b, config=config)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = matmul(a, b, config=config)
+    for seed in range(3):
+        a.copy_(MatmulCase(256, 512, 1024).inputs("cuda", seed)[0])
+        graph.replay()
+        assert torch.equal(out, matmul(a, b, config=config))
+
+
+def test_gradients():
+    a, b, options = MatmulCase(256, 512, 384, has_bias=True, activation="gelu").inputs("cuda")
+    grads = []
+    for dtype in (BF16, torch.float64):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (a, b, options["bias"])]
+        out = matmul(leaves[0], leaves[1], bias=leaves[2], activation="gelu")
+        grads.append(torch.autograd.grad(out.sum(), leaves))
+    for mine, right in zip(*grads):
+        assert (mine.double() - right).norm() < 0.01 * right.norm()
+
+
+def test_more_elements_than_32_bits_count():
+    a = torch.randn(70_000, 64, device="cuda", dtype=BF16)
+    b = torch.randn(32_768, 64, device="cuda", dtype=BF16).mT
+    out = matmul(a, b)
+    assert out.numel() > 2**31
+    assert torch.equal(out[-300:], matmul(a[-300:], b))
+    assert torch.equal(out[:300], matmul(a[:300], b))
+
+
+def test_nothing_past_the_output_is_written():
+    a, b, _ = MatmulCase(130, 136, 72).inputs("cuda")
+    whole = torch.full((134, 160), 7.0, device="cuda", dtype=BF16)
+    out = whole[2:132, 8:144]
+    matmul(a, b, out=out)
+    assert torch.equal(out, matmul(a, b))
+    whole[2:132, 8:144] = 7.0
+    assert bool((whole == 7.0).all())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_chunks_brought_by_a_copy_stream_equal_the_plain_product(seed):
+    dice = random.Random(seed)
+    m, chunks = dice.choice([600, 1111, 4096]), dice.choice([1, 2, 5, 8])
+    offsets = even_offsets(m, chunks)
+    if seed % 2:
+        offsets = (0, *sorted(dice.randrange(m + 1) for _ in range(chunks - 1)), m)
+    a, b, _ = MatmulCase(m, 1032, 520).inputs("cuda")
+    plain = matmul(a, b)
+    source, one = a.cpu().pin_memory(), torch.ones(1, dtype=torch.int32).pin_memory()
+    here, flags = torch.empty_like(a), torch.zeros(chunks, dtype=torch.int32, device="cuda")
+    order = dice.sample(range(chunks), chunks)
+    side = torch.cuda.Stream()
+    for trial in range(3):
+        here.fill_(float("nan"))
+        epoch = trial + 1
+        one.fill_(epoch)
+        torch.cuda.synchronize()
+        out = async_input_matmul(
+            here, b, flags.view(torch.uint32), chunk_offsets=offsets, epoch=epoch, timeout_s=5.0,
+            chunk_pivot=dice.randrange(chunks),
+        )  # fmt: skip
+        with torch.cuda.stream(side):
+            for chunk in order:
+                rows = slice(offsets[chunk], offsets[chunk + 1])
+                time.sleep(dice.choice([0, 0.001]))
+                here[rows].copy_(source[rows], non_blocking=True)
+                flags[chunk : chunk + 1].copy_(one, non_blocking=True)
+        torch.cuda.synchronize()
+        check_signals()
+        assert torch.equal(out, plain)
+
+
+def test_a_missing_chunk_ends_in_time_and_the_context_lives():
+    a, b, _ = MatmulCase(600, 520, 520).inputs("cuda")
+    flags = torch.tensor([5, 4, 5], dtype=torch.int32, device="cuda").view(torch.uint32)
+    async_input_matmul(a, b, flags, epoch=4)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    async_input_matmul(a, b, flags, epoch=5, timeout_s=0.05)
+    torch.cuda.synchronize()
+    assert 0.04 < time.perf_counter() - start < 1.0
+    with pytest.raises(errors.SignalTimeoutError, match="chunk 1 did not arrive in time: its flag"):
+        tileloom.rms_norm(a)
+    assert torch.equal(async_input_matmul(a, b, flags, epoch=4, timeout_s=1.0), matmul(a, b))
+    torch.cuda.synchronize()
+    check_signals()
+
+
+def test_the_seeds_operator_where_the_original_hangs():
+    """B1: M = 768 in two chunks has padding tiles there."""
+    a, b, _ = MatmulCase(768, 520, 520).inputs("cuda")
+    flags = torch.tensor([3, 1], dtype=torch.int32, device="cuda").view(torch.uint32)
+    assert torch.equal(torch.ops.tileloom.async_input_mm(a, b, flags, 1), matmul(a, b))
+
+
+def test_flags_written_by_the_stream_and_by_the_host():
+    a, b, _ = MatmulCase(256, 520, 520).inputs("cuda")
+    flags = torch.zeros(2, dtype=torch.int32).pin_memory()
+    seen = torch.zeros(2, dtype=torch.int32, device="cuda")
+    out = async_input_matmul(a, b, seen.view(torch.uint32), timeout_s=5.0)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        flags.fill_(1)
+        seen.copy_(flags, non_blocking=True)
+    torch.cuda.synchronize()
+    check_signals()
+    assert torch.equal(out, matmul(a, b))
