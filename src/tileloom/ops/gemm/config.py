@@ -104,7 +104,8 @@ class GluonSm90Config:
     """The Hopper kernel: TMA, a ring of stages, two consumer warpgroups.
 
     Attributes:
-        block_m: Rows of a tile: 64 (the warpgroups share the columns), 128 or 256 (the rows).
+        block_m: Rows of a tile: 64 (the warpgroups share the columns), 128, 192 or 256 (the
+            rows).
         block_n: Columns of a tile: 32, 64, 128 or 256; see `TILES`.
         stages: Slots of the ring, each 64 of k; 0: as many as fit.
         swizzle_size: Tiles of a group of the raster.
@@ -132,7 +133,12 @@ class GluonSm90Config:
         """Rows and columns of one consumer warpgroup."""
         if self.block_m == 64:
             return 64, self.block_n // 2
-        return self.block_m // 2, self.block_n
+        return self.block_m // self.consumers, self.block_n
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that share a tile."""
+        return 3 if self.block_m == 192 else 2
 
     def buffers(self, problem: MatmulProblem) -> int:
         """Slices in shared memory of each warpgroup: two, or all of them with a residual."""
@@ -143,7 +149,7 @@ class GluonSm90Config:
         """Shared memory of a block with so many stages."""
         rows, _ = self.warpgroup_tile()
         line = self.slice_columns(problem) * problem.out_dtype.itemsize
-        slices = 2 * self.buffers(problem) * rows * line
+        slices = self.consumers * self.buffers(problem) * rows * line
         return stages * (self.block_m + self.block_n) * 128 + slices + _BARRIER_BYTES
 
     def stages_of(self, problem: MatmulProblem) -> int:
@@ -219,7 +225,8 @@ class GluonSm90Config:
 
 MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 TILES = (
-    (128, 256), (256, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64), (64, 32),
+    (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
+    (64, 32),
 )  # fmt: skip
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
@@ -304,6 +311,7 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
 _SPEED = {
     (128, 256): 1.0,
     (256, 128): 0.99,
+    (192, 128): 0.93,
     (128, 128): 0.90,
     (64, 256): 0.80,
     (64, 128): 0.65,

@@ -2,8 +2,8 @@
 
 Picture. Persistent blocks, one an SM, take tiles of BLOCK_M x BLOCK_N in the order of a scheduler
 of `tileloom.scheduling`. One producer warp loads boxes of A and B by TMA into a ring; two consumer
-warpgroups each hold half of the tile in registers, split along M (64 or 128 rows each) or, for
-tiles of 64 rows, along N. One wgmma is kept in flight, and the slot before it handed back.
+warpgroups (three for 192 rows) hold the tile in registers, split along M (64 or 128 rows each) or,
+for tiles of 64 rows, along N. One wgmma is kept in flight, and the slot before it handed back.
 
     ring:   [ A0 B0 ][ A1 B1 ] ... [ A(STAGES-1) B(STAGES-1) ]         filled along k, 64 a step
     C:      accumulator -> slices of 128 bytes a row in shared memory -> TMA store
@@ -21,9 +21,9 @@ may be arriving: what it reads there is never stored.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
-    empty[s] (256)          each consumer thread -> producer: slot s may be filled again
+    empty[s] (128 * CONSUMERS) each consumer thread -> producer: slot s may be filled again
     residual_full[i]  (1)   a consumer's own TMA -> itself: slice i of its residual is there
-    mail_full[i] (1), mail_empty[i] (256): the dynamic scheduler's, see its class
+    mail_full[i] (1), mail_empty[i] (128 * CONSUMERS): the dynamic scheduler's, see its class
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ from tileloom.scheduling.device import (
 def _load_tile(
     a_desc, b_desc, a_smem, b_smem, full, empty, batch, row, col, first, k_steps, stage, phase,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
+    CONSUMERS: gl.constexpr,
 ):  # fmt: skip
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
-    B_PARTS: gl.constexpr = 2 if SPLIT_N else 1
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
     WM: gl.constexpr = a_smem.type.shape[3 if A_TRANSPOSED else 2]
     BLOCK_K: gl.constexpr = a_smem.type.shape[2 if A_TRANSPOSED else 3]
@@ -92,7 +93,8 @@ def _load_tile(
 def _producer(
     scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, claim, k_steps,
     BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLITS: gl.constexpr,
 ):  # fmt: skip
     stage = 0
     phase = 1
@@ -112,7 +114,7 @@ def _producer(
         batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
         stage, phase = _load_tile(
             a_desc, b_desc, a_smem, b_smem, full, empty, batch, work.row, work.n_idx * BLOCK_N,
-            first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
+            first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
         )  # fmt: skip
         if DYNAMIC:
             work = scheduler.fetch_next_work(count)
@@ -125,19 +127,19 @@ def _producer(
 def _multiply(
     a_smem, b_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr, WM: gl.constexpr,
     WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's part of a tile; its slots are handed back one step late."""
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
-    B_PARTS: gl.constexpr = 2 if SPLIT_N else 1
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WN, 16])
     acc = gl.zeros([WM, WN], gl.float32, layout)
     before = 0
     for step in range(k_steps):
         mbarrier.wait(full.index(stage), phase)
-        a = matrix(a_smem.index(stage * A_PARTS + (WG if A_PARTS == 2 else 0)), A_TRANSPOSED)
-        b = matrix(b_smem.index(stage * B_PARTS + (WG if B_PARTS == 2 else 0)), B_TRANSPOSED)
+        a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
+        b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
         acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
         if step != 0:
@@ -154,10 +156,11 @@ def _consumer(
     WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counters,
     a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
     WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
+    DYNAMIC: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
-    BLOCK_N: gl.constexpr = 2 * WN if SPLIT_N else WN
+    BLOCK_N: gl.constexpr = CONSUMERS * WN if SPLIT_N else WN
     stage = 0
     phase = 0
     count = 0  # tiles done
@@ -172,7 +175,7 @@ def _consumer(
             load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
                           CHUNKED)  # fmt: skip
         acc, stage, phase = _multiply(a_smem, b_smem, full, empty, steps, stage, phase, WG, WM, WN,
-                                      A_TRANSPOSED, B_TRANSPOSED, SPLIT_N)  # fmt: skip
+                                      A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS)  # fmt: skip
         if SPLITS == 1:
             store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
                        batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
@@ -180,7 +183,7 @@ def _consumer(
             stored += 1
         else:
             tile = work.linear - work.l_idx * (scheduler.order.total // SPLITS)
-            part = (tile.to(gl.int64) * 2 + WG) * SPLITS
+            part = (tile.to(gl.int64) * CONSUMERS + WG) * SPLITS
             is_last = leave_part(acc, partials, counters, part, work.l_idx, SPLITS)
             if is_last:
                 if HAS_RESIDUAL:
@@ -215,24 +218,25 @@ def matmul_kernel(
     DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     SPLIT_N: gl.constexpr = BLOCK_M == 64
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else 2
-    B_PARTS: gl.constexpr = 2 if SPLIT_N else 1
+    CONSUMERS: gl.constexpr = 3 if BLOCK_M == 192 else 2
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     WM: gl.constexpr = BLOCK_M // A_PARTS
     WN: gl.constexpr = BLOCK_N // B_PARTS
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     a_smem = gl.allocate_shared_memory(a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout)
     c_smem = gl.allocate_shared_memory(
-        out_desc.dtype, stack(2 * BUFFERS, out_desc), out_desc.layout
+        out_desc.dtype, stack(CONSUMERS * BUFFERS, out_desc), out_desc.layout
     )
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    residual_full = gl.allocate_shared_memory(gl.int64, [2 * BUFFERS, 1], bars)
+    residual_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS * BUFFERS, 1], bars)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=256)
+        mbarrier.init(empty.index(i), count=128 * CONSUMERS)
     if HAS_RESIDUAL:
-        for i in gl.static_range(2 * BUFFERS):
+        for i in gl.static_range(CONSUMERS * BUFFERS):
             mbarrier.init(residual_full.index(i), count=1)
     if not HAS_RESIDUAL:
         residual_desc = out_desc  # never used; a partition takes no None
@@ -257,22 +261,41 @@ def matmul_kernel(
         mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
         for i in gl.static_range(2):
             mbarrier.init(mail_full.index(i), count=1)
-            mbarrier.init(mail_empty.index(i), count=256)
+            mbarrier.init(mail_empty.index(i), count=128 * CONSUMERS)
         scheduler = DynamicPersistentScheduler(order, counter, mail, mail_full, mail_empty)
     else:
         scheduler = StaticPersistentScheduler(order)
     fence_async_shared()
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
-    gl.warp_specialize([
-        (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counter,
-                     a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
-                     WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
-                     HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
-        (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counter,
-                     a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
-                     WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, BUFFERS, ACTIVATION, HAS_BIAS,
-                     HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
-        (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
-                     k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CHUNKED, DYNAMIC,
-                     SPLITS)),
-    ], [4, 1], [240, 32])  # fmt: skip
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
+                         counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
+                         out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
+                         counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
+                         out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+            (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
+                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
+                         DYNAMIC, SPLITS)),
+        ], [4, 1], [240, 32])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
+                         counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
+                         out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
+                         counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
+                         out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+            (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
+                         counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
+                         out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+            (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
+                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
+                         DYNAMIC, SPLITS)),
+        ], [4, 4, 1], [160, 160, 32])  # fmt: skip

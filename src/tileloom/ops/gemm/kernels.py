@@ -98,5 +98,5 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         archs=("sm_90a",),
         layouts=layouts,
         aligned=("out_ptr", "bias_ptr"),
-        threads=384,
+        threads=128 * (config.consumers + 1),
     )

@@ -128,7 +128,7 @@ def bind_matmul(
         strides, types and alignments.
     """
     params = params_of(problem, config)
-    counts = 2 * params.blocks_per_problem // config.splits
+    counts = config.consumers * params.blocks_per_problem // config.splits
     elements = params.blocks_per_problem * config.block_m * config.block_n
 
     def counter(like: torch.Tensor) -> Any:
