@@ -130,6 +130,8 @@ class GluonSm90Config:
         why += hopper_reasons(problem, target)
         if not problem.scale > 0:
             why.append(f"scale {problem.scale} is not positive")
+        if problem.packed and problem.head_dim <= 16:
+            why.append(f"head dim {problem.head_dim} of packed sequences is not above 16")
         if problem.len_q + problem.len_k > 2**30:
             why.append("Lq + Lk exceeds 2^30")
         if problem.heads_q * problem.blocks_q(self.block_m) > 2**30:

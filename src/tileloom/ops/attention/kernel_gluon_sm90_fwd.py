@@ -19,7 +19,7 @@ TMA fills those rows with zeros. Only a left window bound can leave hidden keys 
 leftmost block; those rows of V are cleared in shared memory (`clear_hidden`).
 
 Packed sequences: tiles are laid from the right end of each sequence as well; the first row may be
-negative, and TMA clips there (`pieces_packed.py`). The producer finds the tiles that have rows, and
+negative, where TMA loads zeros (`pieces_packed.py`) and O leaves from registers. The producer finds the tiles that have rows, and
 mails the first one too.
 
 Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile).
@@ -58,7 +58,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
-from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.compat import tma_load
 from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
@@ -73,6 +73,7 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     softmax,
     step,
     store_registers,
+    store_shared,
     turn_begin,
     turn_end,
 )
@@ -290,18 +291,17 @@ def _consumer(
         arrive_each_thread(ring_empty.index(slot))
         acc = acc * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
         o = acc.to(ring.dtype)
+        at = (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
         if STORE_TMA:
-            # Every Q K^T of this warpgroup has been waited for: its rows of Q are free.
-            o_smem = q_smem.index(buffer)
-            o_smem.store(gl.reshape(o, [1, 1, 64, D]))
-            fence_async_shared()
-            tma_store(o_desc, [batch_q, head, row, 0], o_smem)
+            if PACKED:
+                if row >= 0:  # TMA stores nothing that begins before row 0
+                    store_shared(o_desc, q_smem.index(buffer), o, batch_q, head, row)
+                else:
+                    store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
+            else:
+                store_shared(o_desc, q_smem.index(buffer), o, batch_q, head, row)
         else:
-            o_head = (
-                o_ptr
-                + (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
-            )
-            store_registers(o_head, o_row_stride, o, row, rows, head_dim_8)
+            store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
         tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC)
         count += 1
     if WG == 0:

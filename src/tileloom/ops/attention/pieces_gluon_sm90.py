@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
+from tileloom.device.compat import tma_store
 from tileloom.device.order import pin
 from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
@@ -272,3 +273,11 @@ def store_registers(o_ptr, o_row_stride, o, row, len_q, head_dim_8):
     rows = gl.expand_dims(i.to(gl.int64) * o_row_stride * 8, 1)
     shown = gl.expand_dims((i >= 0) & (i < len_q), 1) & gl.expand_dims(j < head_dim_8 * 8, 0)
     gl.store(o_ptr + (rows + gl.expand_dims(j, 0)), o, mask=shown)
+
+
+@gluon.jit
+def store_shared(o_desc, smem, o, batch, head, row):
+    """Write O by TMA through a warpgroup's rows of Q, which nobody reads any more."""
+    smem.store(gl.reshape(o, [1, 1, o.shape[0], o.shape[1]]))
+    fence_async_shared()
+    tma_store(o_desc, [batch, head, row, 0], smem)

@@ -11,8 +11,9 @@ block on.
 
 The Hopper kernels lay the blocks of a sequence from its last row, so that only the block with the
 highest number reaches past the sequence, at its front: a TMA descriptor `[T, H, T, D]`, whose first
-dimension is a sequence's first row, clips what lies before row 0, for loads and stores alike, and
-neither reads nor writes a neighbour.
+dimension is a sequence's first row, loads zeros for what lies before row 0, and nothing of a
+neighbour. Stores by TMA must not begin before row 0 (an illegal instruction, H100): such a block
+leaves from registers.
 
 Offsets that are wrong (a GPU does not check them) are clamped, so that nothing outside of the
 tensors is touched.
