@@ -45,8 +45,6 @@ class GluonSm90BackwardConfig:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(problem.head_dim)
         why += hopper_reasons(problem, target)
-        if problem.packed:
-            why.append("sequences are packed")
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"
@@ -55,10 +53,10 @@ class GluonSm90BackwardConfig:
             why.append(f"scale {problem.scale} is not positive, or below 2^-100")
         if problem.len_q + problem.len_k > 2**30:
             why.append("Lq + Lk exceeds 2^30")
-        lines = problem.batch * problem.heads_q * (problem.len_q + 128)
+        lines = problem.heads_q * problem.blocks_q(self.block_m) * self.block_m
         if lines * tile_width(problem.head_dim) // 64 >= 2**31:
             why.append("the buffer of dQ has more than 2^31 pieces of 64 elements")
-        if problem.batch * problem.heads_kv * -(-problem.len_k // 64) >= 2**31:
+        if problem.heads_kv * problem.blocks_k(64) >= 2**31:
             why.append("there are more than 2^31 blocks of keys")
         why += tma_reasons(problem)
         if target.kind != "cpu" and self.smem_bytes(problem.head_dim) > target.smem:

@@ -15,6 +15,10 @@ reduction. S^T of the next query block is issued before dQ of this one is draine
 The accumulators of S^T and dP^T start at -LSE / scale and -delta, which come with Q and dO: no
 register holds them, and rows that are not there, or see no key, start at -inf, so that P is 0.
 
+Packed sequences: blocks of keys and of queries are laid from the right end of each sequence, so that
+TMA loads zeros for what is missing at the front and nothing of a neighbour (`pieces_packed.py`). The
+band counts rows from the front of the first block of queries.
+
 Bytes moved: K, V, dK, dV once; Q, dO once for each key block (from L2 for all but the first); the
 float32 dQ buffer, padded to whole query blocks, once by each key block, and three times more by
 what runs before and after (`kernel_triton_bwd_ends.py`: zeros, delta; scale, order, rounding). The
@@ -43,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
-from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.compat import tma_load
 from tileloom.device.tma import tma_reduce_add
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
@@ -52,10 +56,12 @@ from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     columns_start,
     following,
     fragment_order,
+    keys_of_program,
     mask_transposed,
     masked_rows,
     queries_of,
     query_gradient,
+    store_keys,
 )
 
 SHARED = gl.constexpr(8)
@@ -65,19 +71,18 @@ LOG2E = gl.constexpr(1.4426950408889634)
 @gluon.jit
 def _producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
-    lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch, kv_head, group, heads_q, key,
-    start, stop, padded_q, BLOCK_M: gl.constexpr,
+    lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q, batch_k, kv_head, group,
+    key, start, stop, missing, line, padded_q, BLOCK_M: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
     mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
     for w in gl.static_range(2):
-        tma_load(k_desc, [batch, kv_head, key + 64 * w, 0], kv_full.index(0), k_smem.index(w))
+        tma_load(k_desc, [batch_k, kv_head, key + 64 * w, 0], kv_full.index(0), k_smem.index(w))
     row = start
     head = kv_head * group
-    line = (batch * heads_q + head) * padded_q + start
     for j in range((stop - start) // BLOCK_M * group):
         slot, phase = slot_of(j, STAGES)
-        at = [batch, head, row, 0]
+        at = [batch_q, head, row - missing, 0]
         mbarrier.wait(empty.index(slot), phase ^ 1)
         mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 4 * BLOCK_M)
         tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
@@ -85,7 +90,7 @@ def _producer(
         if j == 0:
             mbarrier.expect(kv_full.index(1), 2 * v_desc.block_type.nbytes)
             for w in gl.static_range(2):
-                at_v = [batch, kv_head, key + 64 * w, 0]
+                at_v = [batch_k, kv_head, key + 64 * w, 0]
                 tma_load(v_desc, at_v, kv_full.index(1), v_smem.index(w))
         mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 4 * BLOCK_M)
         tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
@@ -97,8 +102,9 @@ def _producer(
 @gluon.jit
 def _consumer(
     WG: gl.constexpr, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-    delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, kv_head, group,
-    heads_q, block_key, start, stop, padded_q, end, lo, hi, first, last, BLOCK_M: gl.constexpr,
+    delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch_k, kv_head, group,
+    block_key, start, stop, line, padded_q, end, lo, hi, first, last, len_k, dk_out, dv_out,
+    head_dim_8, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
@@ -132,7 +138,6 @@ def _consumer(
             clear_outside(v, key, first, last)
     s = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[s]))
     row = start
-    line = (batch * heads_q + kv_head * group) * padded_q + start
     below, above = masked_rows(key, end, lo, hi, BLOCK_M, HAS_LEFT, HAS_RIGHT)
     for j in range(steps):
         slot, phase = slot_of(j, STAGES)
@@ -179,18 +184,20 @@ def _consumer(
         tma_reduce_add(dq_desc, [line * (D // 64) // 2 + WG * HALF // 2, 0], dq_smem.index(WG))
         row, line = following(row, line, start, stop, padded_q, BLOCK_M)
     s, dk, dv = warpgroup_mma_wait(0, deps=[s, dk, dv])
-    v_smem.index(WG).store(gl.reshape(dv.to(dtype), [1, 1, 64, D]))
+    v = v_smem.index(WG)
+    dv = dv.to(dtype)
+    store_keys(dv_desc, v, dv, batch_k, kv_head, key, len_k, dv_out, head_dim_8, PACKED)
     named_barrier_sync(SHARED, 256)  # the other warpgroup has read this half of K for its dQ
-    k_smem.index(WG).store(gl.reshape((dk * scale).to(dtype), [1, 1, 64, D]))
-    fence_async_shared()
-    tma_store(dk_desc, [batch, kv_head, key, 0], k_smem.index(WG))
-    tma_store(dv_desc, [batch, kv_head, key, 0], v_smem.index(WG))
+    k = k_smem.index(WG)
+    dk = (dk * scale).to(dtype)
+    store_keys(dk_desc, k, dk, batch_k, kv_head, key, len_k, dk_out, head_dim_8, PACKED)
     tma.store_wait(0)
 
 
 INT32_ARGUMENTS = (
     "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
-    "left_top", "right_top", "left_bottom", "right_bottom",
+    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "sequences", "total_q",
+    "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
 
 
@@ -198,7 +205,8 @@ INT32_ARGUMENTS = (
 def attention_bwd_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, dq_desc, lengths_ptr,
     scale, heads_q, heads_kv, group, len_q, len_k, padded_q, key_blocks, left_top, right_top,
-    left_bottom, right_bottom, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    left_bottom, right_bottom, cu_q, cu_k, dk_ptr, dv_ptr, head_dim_8, sequences, total_q, total_k,
+    dk_h, dk_l, dv_h, dv_l, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
@@ -227,28 +235,43 @@ def attention_bwd_kernel(
     fence_async_shared()
     if not HAS_LENGTHS:
         lengths_ptr = 0
-    index = gl.program_id(0) // key_blocks
-    key = (gl.program_id(0) - index * key_blocks) * 128
-    batch = index // heads_kv
-    kv_head = index - batch * heads_kv
+    PACKED: gl.constexpr = cu_q is not None
+    packed = ()
+    dk_out = ()
+    dv_out = ()
+    if PACKED:
+        packed = (cu_q, cu_k, sequences, total_q, total_k)
+        dk_out = (dk_ptr, dk_h, dk_l)
+        dv_out = (dv_ptr, dv_h, dv_l)
+    batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
+        gl.program_id(0), key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, BLOCK_M,
+        128, PACKED,
+    )  # fmt: skip
     lo, hi, end, first, last = band_of(
-        lengths_ptr, batch, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+        lengths_ptr, batch, rows, keys, left_top, right_top, left_bottom, right_bottom,
         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
     )  # fmt: skip
-    start, stop = queries_of(key, last, len_q, lo, hi, BLOCK_M, 128, HAS_LEFT, HAS_RIGHT)
+    if PACKED:  # rows are counted from the front of the first block
+        lo -= missing
+        hi -= missing
+        last = gl.where(key == -128, key, last)  # no key is there
+    start, stop = queries_of(key, last, rows + missing, lo, hi, BLOCK_M, 128, HAS_LEFT, HAS_RIGHT)
+    line += start
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch,
-                     kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
-                     BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch_k,
+                     kv_head, group, key, start, stop, line, padded_q, end, lo, hi, first, last,
+                     keys, dk_out, dv_out, head_dim_8, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT,
+                     HAS_RIGHT)),
         (_consumer, (1, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch,
-                     kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
-                     BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch_k,
+                     kv_head, group, key, start, stop, line, padded_q, end, lo, hi, first, last,
+                     keys, dk_out, dv_out, head_dim_8, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT,
+                     HAS_RIGHT)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
-                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch,
-                     kv_head, group, heads_q, key, start, stop, padded_q, BLOCK_M)),
+                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q,
+                     batch_k, kv_head, group, key, start, stop, missing, line, padded_q, BLOCK_M)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
-from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.compat import tma_load
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     band_of,
@@ -48,11 +48,13 @@ from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     fragment_inverse,
     fragment_order,
     halves,
+    keys_of_program,
     mask_transposed,
     masked_rows,
     queries_of,
     reduce_add,
     sorted_registers,
+    store_keys,
 )
 
 P_READY = gl.constexpr(8)
@@ -63,25 +65,24 @@ LOG2E = gl.constexpr(1.4426950408889634)
 @gluon.jit
 def _producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
-    lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch, kv_head, group,
-    heads_q, key, start, stop, padded_q,
+    lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q, batch_k, kv_head,
+    group, key, start, stop, missing, line, padded_q,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
     mbarrier.expect(kv_full.index(0), k_desc.block_type.nbytes)
-    tma_load(k_desc, [batch, kv_head, key, 0], kv_full.index(0), k_smem)
+    tma_load(k_desc, [batch_k, kv_head, key, 0], kv_full.index(0), k_smem)
     row = start
     head = kv_head * group
-    line = (batch * heads_q + head) * padded_q + start
     for j in range((stop - start) // 64 * group):
         slot, phase = slot_of(j, STAGES)
-        at = [batch, head, row, 0]
+        at = [batch_q, head, row - missing, 0]
         mbarrier.wait(empty.index(slot), phase ^ 1)
         mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 256)
         tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
         tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
         if j == 0:
             mbarrier.expect(kv_full.index(1), v_desc.block_type.nbytes)
-            tma_load(v_desc, [batch, kv_head, key, 0], kv_full.index(1), v_smem)
+            tma_load(v_desc, [batch_k, kv_head, key, 0], kv_full.index(1), v_smem)
         mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 256)
         tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
         tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
@@ -92,8 +93,9 @@ def _producer(
 @gluon.jit
 def _consumer(
     WG: gl.constexpr, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
-    delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch,
-    kv_head, group, heads_q, key, start, stop, padded_q, end, lo, hi, first, last,
+    delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch_k,
+    kv_head, group, key, start, stop, line, padded_q, end, lo, hi, first, last, len_k, dk_out,
+    dv_out, head_dim_8, PACKED: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
@@ -136,7 +138,6 @@ def _consumer(
     t = columns_start(statistic.index(0), 64, S_LAYOUT)
     t = warpgroup_mma(own, x.permute((1, 0)), t, is_async=True)
     row = start
-    line = (batch * heads_q + kv_head * group) * padded_q + start
     below, above = masked_rows(key, end, lo, hi, 64, HAS_LEFT, HAS_RIGHT)
     for j in range(steps):
         slot, phase = slot_of(j, STAGES)
@@ -182,19 +183,19 @@ def _consumer(
     t, acc = warpgroup_mma_wait(0, deps=[t, acc])
     named_barrier_sync(P_READY, 256)  # the other warpgroup has read K for its last dQ
     if WG == 0:
-        v_smem.store(gl.reshape(acc.to(dtype), [1, 1, 64, D]))
-        fence_async_shared()
-        tma_store(dv_desc, [batch, kv_head, key, 0], v_smem)
+        store_keys(
+            dv_desc, v_smem, acc.to(dtype), batch_k, kv_head, key, len_k, dv_out, head_dim_8, PACKED
+        )
     else:
-        k_smem.store(gl.reshape((acc * scale).to(dtype), [1, 1, 64, D]))
-        fence_async_shared()
-        tma_store(dk_desc, [batch, kv_head, key, 0], k_smem)
+        dk = (acc * scale).to(dtype)
+        store_keys(dk_desc, k_smem, dk, batch_k, kv_head, key, len_k, dk_out, head_dim_8, PACKED)
     tma.store_wait(0)
 
 
 INT32_ARGUMENTS = (
     "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
-    "left_top", "right_top", "left_bottom", "right_bottom",
+    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "sequences", "total_q",
+    "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
 
 
@@ -202,7 +203,8 @@ INT32_ARGUMENTS = (
 def attention_bwd_wide_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, buffer_ptr,
     lengths_ptr, scale, heads_q, heads_kv, group, len_q, len_k, padded_q, key_blocks, left_top,
-    right_top, left_bottom, right_bottom, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    right_top, left_bottom, right_bottom, cu_q, cu_k, dk_ptr, dv_ptr, head_dim_8, sequences,
+    total_q, total_k, dk_h, dk_l, dv_h, dv_l, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = q_desc.block_type.shape[3]
@@ -230,26 +232,41 @@ def attention_bwd_wide_kernel(
     fence_async_shared()
     if not HAS_LENGTHS:
         lengths_ptr = 0
-    index = gl.program_id(0) // key_blocks
-    key = (gl.program_id(0) - index * key_blocks) * 64
-    batch = index // heads_kv
-    kv_head = index - batch * heads_kv
+    PACKED: gl.constexpr = cu_q is not None
+    packed = ()
+    dk_out = ()
+    dv_out = ()
+    if PACKED:
+        packed = (cu_q, cu_k, sequences, total_q, total_k)
+        dk_out = (dk_ptr, dk_h, dk_l)
+        dv_out = (dv_ptr, dv_h, dv_l)
+    batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
+        gl.program_id(0), key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, 64,
+        64, PACKED,
+    )  # fmt: skip
     lo, hi, end, first, last = band_of(
-        lengths_ptr, batch, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+        lengths_ptr, batch, rows, keys, left_top, right_top, left_bottom, right_bottom,
         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
     )  # fmt: skip
-    start, stop = queries_of(key, last, len_q, lo, hi, 64, 64, HAS_LEFT, HAS_RIGHT)
+    if PACKED:  # rows are counted from the front of the first block
+        lo -= missing
+        hi -= missing
+        last = gl.where(key == -64, key, last)  # no key is there
+    start, stop = queries_of(key, last, rows + missing, lo, hi, 64, 64, HAS_LEFT, HAS_RIGHT)
+    line += start
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
                      delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty,
-                     scale, batch, kv_head, group, heads_q, key, start, stop, padded_q, end, lo,
-                     hi, first, last, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+                     scale, batch_k, kv_head, group, key, start, stop, line, padded_q, end, lo, hi,
+                     first, last, keys, dk_out, dv_out, head_dim_8, PACKED, HAS_LENGTHS, HAS_LEFT,
+                     HAS_RIGHT)),
         (_consumer, (1, dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem,
                      delta_smem, p_smem, ds_smem, kv_full, q_full, do_full, empty,
-                     scale, batch, kv_head, group, heads_q, key, start, stop, padded_q, end, lo,
-                     hi, first, last, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT)),
+                     scale, batch_k, kv_head, group, key, start, stop, line, padded_q, end, lo, hi,
+                     first, last, keys, dk_out, dv_out, head_dim_8, PACKED, HAS_LENGTHS, HAS_LEFT,
+                     HAS_RIGHT)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
                      do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
-                     batch, kv_head, group, heads_q, key, start, stop, padded_q)),
+                     batch_q, batch_k, kv_head, group, key, start, stop, missing, line, padded_q)),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -19,8 +19,8 @@ TMA fills those rows with zeros. Only a left window bound can leave hidden keys 
 leftmost block; those rows of V are cleared in shared memory (`clear_hidden`).
 
 Packed sequences: tiles are laid from the right end of each sequence as well; the first row may be
-negative, where TMA loads zeros (`pieces_packed.py`) and O leaves from registers. The producer finds the tiles that have rows, and
-mails the first one too.
+negative, where TMA loads zeros (`pieces_packed.py`) and O leaves from registers. The producer finds
+the tiles that have rows, and mails the first one too.
 
 Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile).
 

@@ -12,12 +12,15 @@ _FORMS: Mapping[str, tuple[bool, bool, bool]] = {  # key lengths, left bound, ri
     "causal": (False, False, True),
     "lengths": (True, False, False),
     "window-lengths": (True, True, True),
+    "packed": (False, False, False),
+    "packed-causal": (False, False, True),
 }
+_PACKED = ("packed", "packed-causal")
 _SHAPES = (
-    ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "window-lengths")),
+    ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "window-lengths", *_PACKED)),
     ("bf16", 128, GluonSm90BackwardConfig(64, 2), tuple(_FORMS)),
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
-    ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths")),
+    ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths", *_PACKED)),
 )
 
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, 16k tokens, hidden 2048, TFLOP/s at 16k beside cuDNN: "
@@ -37,7 +40,7 @@ def gluon_backward_specs() -> tuple[KernelSpec, ...]:
         for form in forms
     ]
     ends = [end for width in (64, 128, 256) for end in (_before("bf16", width), _after(width))]
-    return (*main, *ends)
+    return (*main, *ends, _before("bf16", 128, True), _after(128, True))
 
 
 def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str) -> KernelSpec:
@@ -70,6 +73,10 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
     }
     if not lengths:
         constexprs["lengths_ptr"] = None
+    names = {"cu_q": "*i32", "cu_k": "*i32", "dk_ptr": f"*{dtype}", "dv_ptr": f"*{dtype}"}
+    signature |= names
+    if form not in _PACKED:
+        constexprs |= dict.fromkeys(names)
     signature |= dict.fromkeys(constexprs, "constexpr")
     spills, reason = _SPILLS.get(f"{width}-{rows}", (0, ""))
     name, module = ("attention_bwd", "kernel_gluon_sm90_bwd")
@@ -92,17 +99,19 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
 _ENDS = "tileloom.ops.attention.kernel_triton_bwd_ends"
 
 
-def _before(dtype: str, width: int) -> KernelSpec:
+def _before(dtype: str, width: int, is_packed: bool = False) -> KernelSpec:
     from tileloom.ops.attention import kernel_triton_bwd_ends as ends
 
     pointers = {"out_ptr": dtype, "dout_ptr": dtype, "lse_ptr": "fp32", "dlse_ptr": "fp32"}
     pointers |= dict.fromkeys(("statistic_ptr", "delta_ptr", "buffer_ptr"), "fp32")
     signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"scale": "fp32"}
+    signature |= {"cu_q": "*i32"}
     signature |= dict.fromkeys(ends.INT32_ARGUMENTS, "i32")
     signature |= dict.fromkeys(ends.INT64_BEFORE, "i64")
-    constexprs: dict[str, object] = {"HAS_DLSE": True, "D": width, "ROWS": 16}
+    constexprs: dict[str, object] = {"HAS_DLSE": True, "D": width, "ROWS": 16, "BLOCK": 64}
+    constexprs |= {} if is_packed else {"cu_q": None}
     return KernelSpec(
-        name=f"attention_bwd_before[d{width}-{dtype}]",
+        name=f"attention_bwd_before[d{width}{'-packed' if is_packed else ''}-{dtype}]",
         function=f"{_ENDS}:attention_bwd_before_kernel",
         gluon=False,
         signature=signature | dict.fromkeys(constexprs, "constexpr"),
@@ -112,18 +121,20 @@ def _before(dtype: str, width: int) -> KernelSpec:
     )
 
 
-def _after(width: int) -> KernelSpec:
+def _after(width: int, is_packed: bool = False) -> KernelSpec:
     from tileloom.ops.attention import kernel_triton_bwd_ends as ends
 
-    signature = {"buffer_ptr": "*fp32", "dq_ptr": "*bf16", "scale": "fp32"}
+    signature = {"buffer_ptr": "*fp32", "dq_ptr": "*bf16", "scale": "fp32", "cu_q": "*i32"}
     signature |= dict.fromkeys(ends.INT32_ARGUMENTS, "i32")
     signature |= dict.fromkeys(ends.INT64_AFTER, "i64")
+    constexprs: dict[str, object] = {"D": width, "BLOCK": 64}
+    constexprs |= {} if is_packed else {"cu_q": None}
     return KernelSpec(
-        name=f"attention_bwd_after[d{width}-bf16]",
+        name=f"attention_bwd_after[d{width}{'-packed' if is_packed else ''}-bf16]",
         function=f"{_ENDS}:attention_bwd_after_kernel",
         gluon=False,
-        signature=signature | {"D": "constexpr"},
-        constexprs={"D": width},
+        signature=signature | dict.fromkeys(constexprs, "constexpr"),
+        constexprs=constexprs,
         archs=("sm_90",),
         aligned=("buffer_ptr", "dq_ptr"),
     )

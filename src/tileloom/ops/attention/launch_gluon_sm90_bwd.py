@@ -22,7 +22,8 @@ from tileloom.ops.attention.kernel_triton_bwd_ends import (
     attention_bwd_before_kernel,
 )
 from tileloom.ops.attention.philox import PhiloxState
-from tileloom.ops.attention.problem import AttentionProblem, Layout
+from tileloom.ops.attention.problem import AttentionProblem, Layout, Offsets
+from tileloom.ops.attention.strides import batch_strides
 
 
 @functools.cache
@@ -49,6 +50,7 @@ def bind_attention_bwd(
     dk: torch.Tensor | None,
     dv: torch.Tensor | None,
     dbias: torch.Tensor | None,
+    offsets: Offsets | None = None,
 ) -> Callable[..., None]:
     """Prepare the launches for a problem that is not empty.
 
@@ -70,65 +72,81 @@ def bind_attention_bwd(
         dk: `[B, Hkv, Lk, D]`, likewise; computed even where it is None.
         dv: `[B, Hkv, Lk, D]`, likewise.
         dbias: Not taken.
+        offsets: Of packed sequences, whose tensors have B = 1.
 
     Returns:
         `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq, dk, dv, dbias)`,
         which writes dq, dk and dv, for tensors of the same shapes, strides, types and alignments.
 
     Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
-        head dim rounded up to 64, 128 or 256; a copy of dout where TMA cannot read it (a last
+        head dim rounded up to 64, 128 or 256, and `B * Lp` of packed sequences `Tq` rounded down
+        and S blocks more; a copy of dout where TMA cannot read it (a last
         dimension that is not contiguous, strides that are no multiples of 16 bytes).
     """
     del mask, bias, state, dbias
     is_copied = bool(tma_faults("dout", Layout.of(dout), dout.shape))
     dout = dout.contiguous() if is_copied else dout
     rows = 64 if tile_width(problem.head_dim) == 256 else config.block_m
-    lines = problem.batch * problem.heads_q * (-(-problem.len_q // rows) * rows)
+    lines = problem.heads_q * problem.blocks_q(rows) * rows
     numbers = lines * tile_width(problem.head_dim)
     example = q.new_empty(4, dtype=torch.float32)  # all that is asked of a workspace is its type
-    before = _before(problem, rows, out, dout, lse, dlse, example)
+    before = _before(problem, rows, out, dout, lse, dlse, example, offsets)
     is_lost = dk is None or dv is None
     if dk is None or dv is None:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
     given = (q, k, v, dout, dk, dv)
-    main = _main(problem, config, rows, given, example, key_lengths)
-    after = None if dq is None else _after(problem, rows, dq, example)
+    main = _main(problem, config, rows, given, example, key_lengths, offsets)
+    after = None if dq is None else _after(problem, rows, dq, example, offsets)
 
     def launch(
         dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
         v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
         bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
         dq: torch.Tensor | None, dk: torch.Tensor | None, dv: torch.Tensor | None,
-        dbias: torch.Tensor | None,
+        dbias: torch.Tensor | None, offsets: Offsets | None = None,
     ) -> None:  # fmt: skip
         statistic = q.new_empty(lines, dtype=torch.float32)
         delta = q.new_empty(lines, dtype=torch.float32)
         buffer = q.new_empty(numbers, dtype=torch.float32)
         if is_copied:
             dout = dout.contiguous()
+        around = () if offsets is None else (offsets[0],)
         if dlse is None:
-            before.launch(out, dout, lse, statistic, delta, buffer)
+            before.launch(out, dout, lse, statistic, delta, buffer, *around)
         else:
-            before.launch(out, dout, lse, dlse.contiguous(), statistic, delta, buffer)
+            before.launch(out, dout, lse, dlse.contiguous(), statistic, delta, buffer, *around)
         if is_lost:
             dk, dv = torch.empty_like(k), torch.empty_like(v)
         tensors = (q, k, v, dout, statistic, delta, dk, dv, buffer)
-        if key_lengths is None:
-            main.launch(*tensors)
-        else:
-            main.launch(*tensors, key_lengths.contiguous())
+        if key_lengths is not None:
+            tensors = (*tensors, key_lengths.contiguous())
+        if offsets is not None:
+            tensors = (*tensors, *offsets, dk, dv)
+        main.launch(*tensors)
         if after is not None:
-            after.launch(buffer, dq)
+            after.launch(buffer, dq, *around)
 
     return launch
 
 
+def _padded(problem: AttentionProblem, rows: int) -> int:
+    """Lines of one head of one batch, or of all packed sequences."""
+    return problem.blocks_q(rows) // (1 if problem.packed else problem.batch) * rows
+
+
+def _row_arguments(problem: AttentionProblem, offsets: Offsets | None) -> tuple[Any, ...]:
+    """What the kernels before and after are told of packed sequences."""
+    if problem.packed is None or offsets is None:
+        return None, 0, 0
+    return offsets[0], problem.batch, problem.packed.total_q
+
+
 def _before(
     problem: AttentionProblem, rows: int, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
-    dlse: torch.Tensor | None, example: torch.Tensor,
+    dlse: torch.Tensor | None, example: torch.Tensor, offsets: Offsets | None,
 ) -> BoundLaunch:  # fmt: skip
-    padded = -(-problem.len_q // rows) * rows
-    lines = problem.batch * problem.heads_q * padded
+    padded = _padded(problem, rows)
+    lines = problem.heads_q * problem.blocks_q(rows) * rows
     return prepared(attention_bwd_before_kernel, num_warps=4).bind(
         (lines // 16,),
         *(out, dout, lse, None if dlse is None else dlse.contiguous()),
@@ -138,23 +156,28 @@ def _before(
         problem.len_q,
         padded // 16,
         problem.head_dim // 8,
-        *(s // 8 for s in (*out.stride()[:3], *dout.stride()[:3])),
+        *_row_arguments(problem, offsets),
+        *(s // 8 for t in (out, dout) for s in batch_strides(t, problem)[:3]),
         HAS_DLSE=dlse is not None,
         D=tile_width(problem.head_dim),
         ROWS=16,
+        BLOCK=rows,
     )
 
 
 def _main(
     problem: AttentionProblem, config: GluonSm90BackwardConfig, rows: int,
     given: tuple[torch.Tensor, ...], example: torch.Tensor, key_lengths: torch.Tensor | None,
+    offsets: Offsets | None,
 ) -> BoundLaunch:  # fmt: skip
     q, k, v, dout, dk, dv = given
     width = tile_width(problem.head_dim)
-    is_wide = width == 256
-    padded = -(-problem.len_q // rows) * rows
-    lines = problem.batch * problem.heads_q * padded
-    key_blocks = -(-problem.len_k // (64 if is_wide else 128))
+    is_wide, is_packed = width == 256, problem.packed is not None
+    padded = _padded(problem, rows)
+    lines = problem.heads_q * problem.blocks_q(rows) * rows
+    key_blocks = problem.blocks_k(64 if is_wide else 128)
+    grid = problem.heads_kv * key_blocks
+    key_blocks //= 1 if is_packed else problem.batch
     line = TensorDescriptor(example, [lines], [1], [rows], flat_layout(1))
     buffer: Any = example
     if not is_wide:
@@ -162,10 +185,13 @@ def _main(
         buffer = TensorDescriptor(example, shape, [128, 1], box, flat_layout(2))
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
     return prepared(kernel, num_warps=4).bind(
-        (problem.batch * problem.heads_kv * key_blocks,),
-        *(_descriptor(x, n, width) for x, n in ((q, rows), (k, 64), (v, 64), (dout, rows))),
+        (grid,),
+        *(
+            _descriptor(x, n, width, is_packed)
+            for x, n in ((q, rows), (k, 64), (v, 64), (dout, rows))
+        ),
         *(line, line),
-        *(_descriptor(x, 64, width) for x in (dk, dv)),
+        *(_descriptor(x, 64, width, is_packed) for x in (dk, dv)),
         buffer,
         None if key_lengths is None else key_lengths.contiguous(),
         problem.scale,
@@ -177,6 +203,12 @@ def _main(
         padded,
         key_blocks,
         *problem.band.clamped(problem.len_q, problem.len_k),
+        *(offsets or (None, None)),
+        *((dk, dv) if is_packed else (None, None)),
+        problem.head_dim // 8,
+        problem.batch,
+        *(problem.packed.totals if problem.packed else (0, 0)),
+        *(s // 8 for t in (dk, dv) for s in t.stride()[1:3]),
         STAGES=config.stages,
         HAS_LENGTHS=problem.has_key_lengths,
         HAS_LEFT=problem.band.has_left,
@@ -185,15 +217,18 @@ def _main(
 
 
 def _after(
-    problem: AttentionProblem, rows: int, dq: torch.Tensor, example: torch.Tensor
-) -> BoundLaunch:
+    problem: AttentionProblem, rows: int, dq: torch.Tensor, example: torch.Tensor,
+    offsets: Offsets | None,
+) -> BoundLaunch:  # fmt: skip
     width = tile_width(problem.head_dim)
-    padded = -(-problem.len_q // rows) * rows
-    lines = problem.batch * problem.heads_q * padded
+    padded = _padded(problem, rows)
+    lines = problem.heads_q * problem.blocks_q(rows) * rows
     return prepared(attention_bwd_after_kernel, num_warps=4).bind(
         (lines * width // 4096,),
         *(example, dq, problem.scale, problem.heads_q, problem.len_q, padded // 64),
         problem.head_dim // 8,
-        *(s // 8 for s in dq.stride()[:3]),
+        *_row_arguments(problem, offsets),
+        *(s // 8 for s in batch_strides(dq, problem)[:3]),
         D=width,
+        BLOCK=rows,
     )

@@ -63,7 +63,7 @@ def rows_of_tile(
         sequence, start = sequence_of(number, cu_q, sequences, BLOCK_M)
         first_q, rows = rows_of(cu_q, sequence, total_q, len_q)
         first_k, keys = rows_of(cu_k, sequence, total_k, len_k)
-        row = rows - (number - start + 1) * BLOCK_M
+        row = rows - (gl.maximum(number - start, 0) + 1) * BLOCK_M
         rows = gl.where(row + BLOCK_M > 0, rows, -1)
         line = head.to(gl.int64) * total_q + first_q
         return sequence.to(gl.int32), head, row, first_q, first_k, rows, keys, line

@@ -9,6 +9,41 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
+from tileloom.device.compat import tma_store
+from tileloom.ops.attention.pieces_gluon_sm90 import store_registers
+from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
+
+
+@gluon.jit
+def keys_of_program(
+    program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, PACKED: gl.constexpr,
+):  # fmt: skip
+    """Which keys a program owns, and the rows beside them; of packed sequences `pieces_packed.py`.
+
+    Returns batch (the sequence), key head and first key, which may be negative; the batch's index
+    in descriptors of queries and of keys; its lengths; how many query rows are missing at the front
+    of its blocks; the place of block 0 of its first query head in what has a line for each query.
+    """
+    index = program // key_blocks
+    block = program - index * key_blocks
+    group = heads_q // heads_kv
+    if PACKED:
+        cu_q, cu_k, sequences, total_q, total_k = packed
+        sequence, start = sequence_of(block, cu_k, sequences, BLOCK_N)
+        first_q, rows = rows_of(cu_q, sequence, total_q, len_q)
+        first_k, keys = rows_of(cu_k, sequence, total_k, len_k)
+        sequence = sequence.to(gl.int32)
+        key = gl.maximum(keys - (gl.maximum(block - start, 0) + 1) * BLOCK_N, -BLOCK_N)
+        missing = gl.maximum(gl.cdiv(rows, BLOCK_M), 1) * BLOCK_M - rows
+        line = index * group * padded_q + (first_q // BLOCK_M + sequence) * BLOCK_M
+        return sequence, index, key, first_q, first_k, rows, keys, missing, line
+    else:
+        batch = index // heads_kv
+        kv_head = index - batch * heads_kv
+        line = (batch * heads_q + kv_head * group) * padded_q
+        return batch, kv_head, block * BLOCK_N, batch, batch, len_q, len_k, 0, line
+
 
 @gluon.jit
 def band_of(
@@ -81,7 +116,7 @@ def masked_rows(
         below = key + 63 - hi
     if HAS_LEFT:
         above = key - lo - (BLOCK_M - 1)
-    return gl.where(key + 64 > end, FAR, below), above
+    return gl.where((key + 64 > end) | (key < 0), FAR, below), above
 
 
 @gluon.jit
@@ -98,9 +133,10 @@ def mask_transposed(s, key, row, end, lo, hi, HAS_LEFT: gl.constexpr, HAS_RIGHT:
     b = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, L)))
     a = gl.expand_dims(gl.expand_dims(a * 8, 0), 2)
     b = gl.expand_dims(gl.expand_dims(row + b, 0), 1)
-    least = gl.where(j < end, -FAR, FAR)
+    is_key = (j >= 0) & (j < end)
+    least = gl.where(is_key, -FAR, FAR)
     if HAS_RIGHT:
-        least = gl.where(j < end, j - hi, FAR)
+        least = gl.where(is_key, j - hi, FAR)
     x = gl.where(a >= gl.expand_dims(gl.expand_dims(least, 1), 2) - b, x, float("-inf"))
     if HAS_LEFT:
         most = gl.expand_dims(gl.expand_dims(j - lo, 1), 2)
@@ -194,3 +230,24 @@ def reduce_add(ptr, start, x):
     LAYOUT: gl.constexpr = sorted_registers(flat.type.layout)
     at = start + gl.arange(0, flat.shape[0], LAYOUT)
     gl.atomic_add(ptr + at, gl.convert_layout(flat, LAYOUT), sem="relaxed")
+
+
+@gluon.jit
+def store_keys(desc, smem, x, batch, head, key, len_k, out, head_dim_8, PACKED: gl.constexpr):
+    """Write dK or dV of 64 keys by TMA; where they begin before a packed sequence, from registers.
+
+    `out` has a pointer, and the strides of heads and rows in units of 8 elements.
+    """
+    if PACKED:
+        ptr, head_stride, row_stride = out
+        if key < 0:  # TMA stores nothing that begins before row 0
+            at = (batch.to(gl.int64) * row_stride + head.to(gl.int64) * head_stride) * 8
+            store_registers(ptr + at, row_stride, x, key, len_k, head_dim_8)
+        else:
+            smem.store(gl.reshape(x, [1, 1, x.shape[0], x.shape[1]]))
+            fence_async_shared()
+            tma_store(desc, [batch, head, key, 0], smem)
+    else:
+        smem.store(gl.reshape(x, [1, 1, x.shape[0], x.shape[1]]))
+        fence_async_shared()
+        tma_store(desc, [batch, head, key, 0], smem)

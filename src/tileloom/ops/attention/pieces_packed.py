@@ -57,7 +57,7 @@ def block_of(
     sequence, start = sequence_of(number, cu, sequences, BLOCK)
     first, rows = rows_of(cu, sequence, total, most)
     first_other, rows_other = rows_of(cu_other, sequence, total_other, most_other)
-    block = number - start
+    block = tl.maximum(number - start, 0)
     blocks = (rows + BLOCK - 1) // BLOCK
     is_there = block < blocks
     if REVERSED:
@@ -73,3 +73,16 @@ def block_of(
         tl.cast(first_other, tl.int64),
         rows_other,
     )
+
+
+@triton.jit
+def row_of_place(place, cu, sequences, total, most, BLOCK: tl.constexpr):
+    """Give a sequence's first row, its number of rows, and the row at a place of a padded order.
+
+    In that order each sequence has whole blocks, at least one, and its rows at their end; the place
+    of block 0 is its number times BLOCK. At places without a row, the row is none of the sequence.
+    """
+    sequence, start = sequence_of(place // BLOCK, cu, sequences, BLOCK)
+    first, rows = rows_of(cu, sequence, total, most)
+    blocks = tl.maximum((rows + BLOCK - 1) // BLOCK, 1)
+    return first, rows, place - (start + blocks) * BLOCK + rows
