@@ -15,9 +15,9 @@ reduction. S^T of the next query block is issued before dQ of this one is draine
 The accumulators of S^T and dP^T start at -LSE / scale and -delta, which come with Q and dO: no
 register holds them, and rows that are not there, or see no key, start at -inf, so that P is 0.
 
-Packed sequences: blocks of keys and of queries are laid from the right end of each sequence, so that
-TMA loads zeros for what is missing at the front and nothing of a neighbour (`pieces_packed.py`). The
-band counts rows from the front of the first block of queries.
+Packed sequences: blocks of keys and of queries are laid from the right end of each sequence, so
+that TMA loads zeros for what is missing at the front and nothing of a neighbour
+(`pieces_packed.py`). The band counts rows from the front of the first block of queries.
 
 Bytes moved: K, V, dK, dV once; Q, dO once for each key block (from L2 for all but the first); the
 float32 dQ buffer, padded to whole query blocks, once by each key block, and three times more by

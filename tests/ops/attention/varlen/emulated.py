@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from tests.ops.attention.varlen.cases import VarlenCase
 
 from tileloom import emulator, masks
 from tileloom.ops import record_choices
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.kernels import shipped
 from tileloom.testing import poisoned_memory
 
@@ -61,21 +63,28 @@ class Play:
 
 
 def hopper_plays() -> list[Play]:
-    """A call for each shipped form of the Hopper forward for packed sequences.
+    """A call for each shipped form of the Hopper kernels for packed sequences.
 
     More tiles than programs, sequences of one tile and of several, an empty one and one without
     keys; the longest takes more steps than twice the pipeline's depth.
     """
     plays: list[Play] = []
     for spec in shipped():
-        if "packed" in spec.name and spec.name.startswith("attention_fwd_gluon"):
+        if "packed" not in spec.name or not spec.gluon:
+            continue
+        config = backward = None
+        if spec.name.startswith("attention_fwd"):
             config = gluon_config(spec)
-            head_dim = int(spec.name.partition("[d")[2].partition("-")[0])
-            keys = 2 * config.block_n * config.stages + 21
-            mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
-            case = VarlenCase(
-                spec.name, (config.block_m + 7, 0, 30, 65), (keys, 5, 0, 41), (2, 1, head_dim,
-                head_dim), BF16, mask=mask,
-            )  # fmt: skip
-            plays.append(Play(case, config, name=spec.name))
+            rows, keys = config.block_m + 7, 2 * config.block_n * config.stages + 21
+        else:
+            found = re.search(r"-(\d+)x(\d+)\]$", spec.name)
+            assert found is not None
+            backward = GluonSm90BackwardConfig(int(found[1]), int(found[2]))
+            rows, keys = backward.block_m * (2 * backward.stages) + 7, 150
+        head_dim = int(spec.name.partition("[d")[2].partition("-")[0])
+        mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
+        sizes = (2, 1, head_dim, head_dim)
+        lens = ((rows, 0, 30, 65), (keys, 5, 0, 41))
+        case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask)
+        plays.append(Play(case, config, backward, name=spec.name))
     return plays

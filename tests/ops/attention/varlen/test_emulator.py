@@ -8,10 +8,11 @@ from tests.ops.attention.varlen.emulated import Play, hopper_plays
 
 from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 
 LEVELS = ("ttgir", "machine")
 _PORTABLE = (TritonConfig(32, 16), TritonBackwardConfig(Tile(16, 32, 4), Tile(32, 16, 4)))
-_HOPPER = GluonSm90Config(2, 32, 2)
+_HOPPER = (GluonSm90Config(2, 32, 2), GluonSm90BackwardConfig(64, 2))
 CASES = [
     case
     for group in ("reported", "plain", "shown", "biased")
@@ -44,5 +45,5 @@ def test_every_shipped_hopper_kernel(play, level):
 
 
 @pytest.mark.parametrize("case", HOPPER, **named)
-def test_the_hopper_forward_on_every_case(case):
-    Play(case, _HOPPER).run("machine", [("late", 0), ("random", 1)])
+def test_the_hopper_kernels_on_every_case(case):
+    Play(case, *_HOPPER).run("machine", [("late", 0), ("random", 1)])
