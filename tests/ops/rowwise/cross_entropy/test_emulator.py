@@ -13,13 +13,16 @@ from tileloom.ops.rowwise.cross_entropy import cross_entropy, cross_entropy_refe
 from tileloom.testing import assert_accurate, poisoned_memory
 
 NAN, INF = float("nan"), float("inf")
-RUNS = [("eager", 0), ("random", 1), ("random", 2)]
+SCHEDULES = [("late", 0), ("eager", 0), ("random", 1), ("random", 2)]
 
 
-def judged(case: CrossEntropyCase, schedule: str, seed: int, *, inplace: bool = False) -> None:
+def judged(
+    case: CrossEntropyCase, schedule: str, seed: int, level: str = "machine", *,
+    inplace: bool = False,
+) -> None:  # fmt: skip
     inputs = case.inputs()
     with (
-        emulator.run(schedule=schedule, level="machine", seed=seed, sms=4) as run,
+        emulator.run(schedule=schedule, level=level, seed=seed, sms=4) as run,
         poisoned_memory(),
         record_choices() as made,
     ):
@@ -34,13 +37,16 @@ def judged(case: CrossEntropyCase, schedule: str, seed: int, *, inplace: bool = 
 
 @pytest.mark.parametrize("case", cases.ONE_BLOCK + cases.WALKED, ids=lambda case: case.id)
 def test_kernels(case):
-    judged(case, "late", 0)
+    """Compiled once for a case, then played under every schedule."""
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed)
 
 
-@pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
-@pytest.mark.parametrize("case", [cases.ONE_BLOCK[0], cases.WALKED[1]], ids=lambda case: case.id)
-def test_other_schedules(case, schedule, seed):
-    judged(case, schedule, seed)
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases.ONE_BLOCK + cases.WALKED, ids=lambda case: case.id)
+def test_kernels_before_their_memory_is_placed(case):
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed, "ttgir")
 
 
 @pytest.mark.parametrize("case", [cases.ONE_BLOCK[0], *cases.WALKED[:3]], ids=lambda case: case.id)

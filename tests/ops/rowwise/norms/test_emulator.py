@@ -13,13 +13,15 @@ from tileloom import emulator
 from tileloom.ops import record_choices
 from tileloom.testing import poisoned_memory
 
-RUNS = [("eager", 0), ("random", 1), ("random", 2)]
+SCHEDULES = [("late", 0), ("eager", 0), ("random", 1), ("random", 2)]
 
 
-def judged(case: NormCase, schedule: str, seed: int) -> dict[str, torch.Tensor]:
+def judged(
+    case: NormCase, schedule: str, seed: int, level: str = "machine"
+) -> dict[str, torch.Tensor]:
     inputs = case.inputs()
     with (
-        emulator.run(schedule=schedule, level="machine", seed=seed, sms=8) as run,
+        emulator.run(schedule=schedule, level=level, seed=seed, sms=8) as run,
         poisoned_memory(),
         record_choices() as made,
     ):
@@ -42,15 +44,16 @@ def _kernels(case: NormCase) -> list[str]:
 
 @pytest.mark.parametrize("case", cases.WHOLE + cases.LONG_ROWS, ids=lambda case: case.id)
 def test_kernels(case):
-    judged(case, "late", 0)
+    """Compiled once for a case, then played under every schedule."""
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed)
 
 
-@pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
-@pytest.mark.parametrize(
-    "case", [cases.WHOLE[3], cases.WHOLE[8], cases.LONG_ROWS[2]], ids=lambda case: case.id
-)
-def test_other_schedules(case, schedule, seed):
-    judged(case, schedule, seed)
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases.WHOLE + cases.LONG_ROWS, ids=lambda case: case.id)
+def test_kernels_before_their_memory_is_placed(case):
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed, "ttgir")
 
 
 @pytest.mark.parametrize("width", [1, 7, 16])

@@ -11,7 +11,7 @@ from tileloom import emulator
 from tileloom.ops import record_choices
 from tileloom.testing import poisoned_memory
 
-RUNS = [("eager", 0), ("random", 1), ("random", 2)]
+SCHEDULES = [("late", 0), ("eager", 0), ("random", 1), ("random", 2)]
 
 
 def judged(case: SoftmaxCase, schedule: str, seed: int, level: str = "machine") -> None:
@@ -37,15 +37,18 @@ def _kernels(case: SoftmaxCase) -> list[str]:
     "case", cases.WHOLE + cases.WALKED + cases.SHARED, ids=lambda case: case.id
 )
 def test_kernels(case):
-    judged(case, "late", 0)
+    """Compiled once for a case, then played under every schedule."""
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed)
 
 
-@pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "case", [cases.WHOLE[2], cases.WALKED[2], *cases.SHARED[:3]], ids=lambda case: case.id
+    "case", cases.WHOLE + cases.WALKED + cases.SHARED, ids=lambda case: case.id
 )
-def test_other_schedules(case, schedule, seed):
-    judged(case, schedule, seed)
+def test_kernels_before_their_memory_is_placed(case):
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed, "ttgir")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -11,13 +11,13 @@ from tileloom.ops import record_choices
 from tileloom.ops.rowwise.swiglu import swiglu
 from tileloom.testing import poisoned_memory
 
-RUNS = [("eager", 0), ("random", 1), ("random", 2)]
+SCHEDULES = [("late", 0), ("eager", 0), ("random", 1), ("random", 2)]
 
 
-def judged(case: cases.SwigluCase, schedule: str, seed: int) -> None:
+def judged(case: cases.SwigluCase, schedule: str, seed: int, level: str = "machine") -> None:
     inputs = case.inputs()
     with (
-        emulator.run(schedule=schedule, level="machine", seed=seed, sms=2) as run,
+        emulator.run(schedule=schedule, level=level, seed=seed, sms=2) as run,
         poisoned_memory(),
         record_choices() as made,
     ):
@@ -30,12 +30,16 @@ def judged(case: cases.SwigluCase, schedule: str, seed: int) -> None:
 
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.id)
 def test_kernels(case):
-    judged(case, "late", 0)
+    """Compiled once for a case, then played under every schedule."""
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed)
 
 
-@pytest.mark.parametrize(("schedule", "seed"), RUNS, ids=str)
-def test_other_schedules(schedule, seed):
-    judged(cases.CASES[3], schedule, seed)
+@pytest.mark.full
+@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.id)
+def test_kernels_before_their_memory_is_placed(case):
+    for schedule, seed in SCHEDULES:
+        judged(case, schedule, seed, "ttgir")
 
 
 def test_contiguous_tensors_are_one_long_row():
