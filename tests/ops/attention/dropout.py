@@ -89,12 +89,17 @@ def _plain(size: tuple[int, int, int, int], width: int, device: Any) -> tuple[An
 
 
 def recovered(
-    size: tuple[int, int, int, int], p: float, *, device: Any = "cpu", **options: Any
+    size: tuple[int, int, int, int],
+    p: float,
+    *,
+    device: Any = "cpu",
+    width: int = 512,
+    **options: Any,
 ) -> torch.Tensor:
-    """The mask of a forward, by values that are rows of the identity, 512 keys in one at most."""
+    """The mask of a forward, by values that are rows of the identity, `width` keys at a time."""
     b, h, _, n = size
     q, k = _plain(size, 16, device)
-    width = min(n, 512)
+    width = min(n, width)
     shown: list[torch.Tensor] = []
     before = None if str(device) == "cpu" else torch.cuda.get_rng_state()
     for first in range(0, n, width):
@@ -108,13 +113,24 @@ def recovered(
 
 
 def recovered_backward(
-    size: tuple[int, int, int, int], p: float, *, device: Any = "cpu", **options: Any
+    size: tuple[int, int, int, int],
+    p: float,
+    *,
+    device: Any = "cpu",
+    width: int = 512,
+    **options: Any,
 ) -> torch.Tensor:
-    """The mask of a backward: dV is the transposed weights where dO is the identity."""
+    """The mask of a backward: dV is the transposed weights where dO is rows of the identity."""
     b, h, m, n = size
     q, k = _plain(size, 16, device)
-    v = torch.zeros(b, h, n, m, device=device, dtype=FP16, requires_grad=True)
+    width = min(m, width)
+    v = torch.zeros(b, h, n, width, device=device, dtype=FP16, requires_grad=True)
     out = tileloom.attention(q, k, v, dropout_p=p, **options)
-    dout = torch.eye(m, device=device, dtype=FP16).expand(b, h, m, m).contiguous()
-    (dv,) = torch.autograd.grad(out, v, dout)
-    return dv.transpose(2, 3) != 0
+    shown: list[torch.Tensor] = []
+    for first in range(0, m, width):
+        last = min(m, first + width)
+        dout = torch.zeros_like(out)
+        dout[:, :, first:last, : last - first] = torch.eye(last - first, device=device)
+        (dv,) = torch.autograd.grad(out, v, dout, retain_graph=True)
+        shown.append(dv[..., : last - first].transpose(2, 3) != 0)
+    return torch.cat(shown, 2)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from tests.ops.attention import gradients
+from tests.ops.attention import cases, gradients
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 from tests.ops.attention.dropout import (
     FORMS,
@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 import tileloom
 from tileloom.ops import record_choices
-from tileloom.ops.attention.config import ReferenceConfig
+from tileloom.ops.attention.config import ReferenceConfig, TritonConfig
+from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 from tileloom.testing import assert_accurate, dropout_mask, poisoned_memory
 
 pytestmark = [
@@ -213,23 +214,62 @@ def test_the_reference_backend_draws_from_the_same_generator():
     assert _generator().get_offset() == int(state[1]) + 2 * 70 * 70
 
 
-def test_indices_beyond_32_bits():
-    """A mask with more than 2^32 scores before its last row; 2.10's original wraps there."""
-    size = (3, 16, 10_000, 9_001)
-    q = torch.zeros(size[0], size[1], size[2], 16, device="cuda", dtype=FP16)
-    k = torch.zeros(size[0], size[1], size[3], 16, device="cuda", dtype=FP16)
-    v = torch.zeros_like(k)
-    v[:, :, -16:] = torch.eye(16, device="cuda", dtype=FP16)
+@pytest.mark.parametrize("backend", ["fastest", "portable"])
+def test_a8_both_directions_have_the_mask_beyond_2_to_the_32_scores(backend):
+    """Of 73728 rows and keys the last 16 rows; the original wraps in 32 bits."""
+    n, width = 73_728, 64
+    zeros = torch.zeros(1, 1, n, width, device="cuda", dtype=BF16)
+    v = torch.zeros_like(zeros)
+    v[0, 0, -width:] = torch.eye(width)
+    v.requires_grad_()
+    dout = torch.zeros_like(zeros)
+    dout[0, 0, -16:, :16] = torch.eye(16)
+    inputs = cases.Inputs(zeros, zeros, v, {})
+    configs = portable(inputs) if backend == "portable" else {}
     torch.manual_seed(8)
-    offset = _generator().get_offset()
-    q = q.requires_grad_(False)
-    out = tileloom.attention(q, k, v, dropout_p=0.5)
-    index = offset + (torch.arange(size[0] * size[1] * size[2], device="cuda")[-50:] * size[3])
-    assert int(index[-1]) > 2**32
-    uniforms = torch.stack(
-        [
-            tileloom.testing.dropout_uniforms(8, int(i) + size[3] - 16, (1, 1, 1, 16))[0, 0, 0]
-            for i in index
-        ]
-    )
-    assert torch.equal(out[-1, -1, -50:].cpu() != 0, uniforms > 0.5)
+    seed, offset = drawn_at(inputs)
+    out = tileloom.attention(zeros, zeros, v, dropout_p=0.5, **configs)
+    (dv,) = torch.autograd.grad(out, v, dout)
+    last = offset + (n - 16) * n
+    assert last > 2**32
+    right = dropout_mask(0.5, seed=seed, offset=last, size=(1, 1, 16, n), device="cuda")[0, 0]
+    assert torch.equal(out[0, 0, -16:] != 0, right[:, -width:])
+    assert torch.equal(dv[0, 0, :, :16].mT != 0, right)
+
+
+@pytest.mark.parametrize("offset", [2**33, 2**40 + 4])
+def test_offsets_beyond_32_bits(offset):
+    size = (1, 2, 130, 140)
+    torch.manual_seed(12)
+    for shown in (recovered, recovered_backward):
+        _generator().set_offset(offset)
+        right = dropout_mask(0.4, seed=12, offset=offset, size=size, device="cuda")
+        assert torch.equal(shown(size, 0.4, device="cuda"), right)
+
+
+@pytest.mark.parametrize("sizes", [(16, 16, 4), (32, 64, 4), (128, 32, 8), (64, 128, 8)])
+def test_a18_every_size_of_tile_has_the_same_mask(sizes):
+    size = (1, 2, 257, 259)
+    tile = Tile(*sizes)
+    configs = {"config": TritonConfig(*sizes), "backward_config": TritonBackwardConfig(tile, tile)}
+    for shown in (recovered, recovered_backward):
+        torch.manual_seed(14)
+        right = dropout_mask(0.3, seed=14, offset=0, size=size, device="cuda")
+        assert torch.equal(shown(size, 0.3, device="cuda", width=128, **configs), right)
+
+
+def test_gradients_are_the_same_in_every_run():
+    inputs = AttentionCase(
+        "again", (2, 4, 2, 257, 300, 64, 64), BF16, bias=cases.added((4, 1, 300))
+    ).inputs("cuda")
+    given = gradients.upstream(inputs)
+    first = None
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(20):
+            torch.manual_seed(3)
+            results = gradients.of_attention(inputs, given, dropout_p=0.2)
+            first = first or results
+            assert all(torch.equal(a, b) for a, b in zip(first, results))
+    finally:
+        torch.use_deterministic_algorithms(False)
