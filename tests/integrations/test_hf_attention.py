@@ -14,6 +14,7 @@ from tileloom.errors import OptionError, UnsupportedError
 from tileloom.integrations import hf_attention
 from tileloom.integrations.hf_attention import attention_forward, register
 from tileloom.ops._op import record_choices
+from tileloom.ops.attention import attention
 from tileloom.ops.attention.reference import attention_reference
 from tileloom.testing import assert_accurate
 
@@ -286,13 +287,36 @@ def test_a_single_query_sees_the_whole_cache_or_its_window():
     assert (out - want).abs().max() < 1e-6
 
 
+def test_dropout_is_that_of_attention():
+    q, k, v = qkv()
+    torch.manual_seed(1)
+    out, _ = attention_forward(Module(), q, k, v, None, dropout=0.5)
+    torch.manual_seed(1)
+    want = attention(q, k, v, is_causal=True, dropout_p=0.5)
+    assert torch.equal(out, want.transpose(1, 2))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_model_in_training_draws_a_new_mask_each_time():
+    ids, mask = batch(LENGTHS, "right")
+    model = build("bert", "tileloom").train()
+    for name, module in model.named_modules():  # the dropouts outside of attention
+        if isinstance(module, torch.nn.Dropout) and not name.endswith("self.dropout"):
+            module.p = 0.0
+    with torch.no_grad():
+        first, second = (model(ids, attention_mask=mask).last_hidden_state for _ in range(2))
+        assert not torch.equal(first, second)
+        model.eval()
+        first, second = (model(ids, attention_mask=mask).last_hidden_state for _ in range(2))
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "text"),
     [
         ({"softcap": 50.0}, "softcap is 50.0, which asks for a soft cap on the scores"),
         ({"s_aux": torch.zeros(4)}, "s_aux is a Tensor, which asks for attention sinks"),
         ({"temperature": 2.0}, r"temperature \(2.0\) is not known.*ignore=\('temperature',\)"),
-        ({"dropout": 0.1}, "attention dropout is 0.1; tileloom has no dropout yet"),
         ({"output_attentions": True}, "output_attentions is True"),
         ({"is_causal": False, "sliding_window": 3}, "sliding_window is 3 in attention that is not"),
     ],
@@ -325,8 +349,6 @@ def test_models_with_unsupported_attention_say_so():
     ids, mask = batch(LENGTHS, "right")
     with pytest.raises(UnsupportedError, match=r"Gemma2Attention: softcap is 50\.0"):
         hidden(build("gemma2", "tileloom"), input_ids=ids, attention_mask=mask)
-    with torch.no_grad(), pytest.raises(UnsupportedError, match=r"attention dropout is 0\.1"):
-        build("bert", "tileloom").train()(ids, attention_mask=mask)
 
 
 def test_an_argument_that_changes_nothing_can_be_named():

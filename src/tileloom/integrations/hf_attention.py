@@ -235,7 +235,7 @@ def attention_forward(
         value: `[B, Hkv, Lk, Dv]`.
         attention_mask: A `LazyMask`, a bool tensor (True = visible) or numbers to add to the
             scores, either broadcastable to `[B, Hq, Lq, Lk]`; or None.
-        dropout: Only 0.0 as yet.
+        dropout: Probability that a weight is dropped; modules pass 0.0 in evaluation.
         scaling: Multiplier of the scores; None for `1 / sqrt(D)`.
         is_causal: Whether a query sees only the keys up to its own position.
         sliding_window: How many keys a query sees, its own included, in causal attention.
@@ -250,7 +250,7 @@ def attention_forward(
         UnsupportedError: If an argument asks for what the operator cannot do yet.
     """
     who = type(module).__name__
-    _refuse(who, kwargs, dropout, ignore)
+    _refuse(who, kwargs, ignore)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     mask, bias = _mask_and_bias(who, attention_mask)
@@ -258,18 +258,13 @@ def attention_forward(
         mask = _implied(who, query, key, is_causal, sliding_window)
     if position_bias is not None:
         bias = position_bias if bias is None else bias + position_bias
-    out = attention(query, key, value, mask=mask, bias=bias, scale=scaling)
+    out = attention(query, key, value, mask=mask, bias=bias, scale=scaling, dropout_p=dropout)
     assert isinstance(out, torch.Tensor), "the log-sum-exp was not asked for"
     return out.transpose(1, 2).contiguous(), None
 
 
-def _refuse(who: str, kwargs: dict[str, Any], dropout: float, ignore: frozenset[str]) -> None:
+def _refuse(who: str, kwargs: dict[str, Any], ignore: frozenset[str]) -> None:
     remedy = "Try: attn_implementation='eager' for this model."
-    if dropout:
-        raise UnsupportedError(
-            f"{who}: attention dropout is {dropout}; tileloom has no dropout yet. Try: model.eval()"
-            ", or attention dropout 0.0 in the model's config."
-        )
     if kwargs.get("output_attentions"):
         raise UnsupportedError(
             f"{who}: output_attentions is True; tileloom never writes the attention weights out. "
