@@ -110,18 +110,9 @@ def test_a_window_whose_gradient_pytorch_gets_wrong_warns():
             call((query, key, value), **options)
 
 
-def test_importing_registers_nothing(originals):
+def test_without_a_registration_the_original_runs(originals):
     assert not is_ours()
     assert len(originals) == 1
-
-
-def test_an_import_replaces_no_kernel():
-    code = (
-        "import torch; import tileloom.integrations.torch_sdpa as s; assert not s._overrides; "
-        "assert 'triton' not in __import__('sys').modules"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
 
 
 def test_registering_without_cuda_kernels_is_refused_in_a_sentence():
@@ -217,9 +208,10 @@ def test_what_is_refused_reaches_the_original_unchanged(originals, caplog):
     )
 
 
-def test_the_variable_that_shows_logs_shows_these():
+def test_an_import_registers_nothing_and_a_registration_is_logged_if_the_variable_says_so():
     code = (
-        "import torch; from tileloom.integrations import torch_sdpa; "
+        "import sys, torch; from tileloom.integrations import torch_sdpa; "
+        "assert not torch_sdpa._overrides; assert 'triton' not in sys.modules; "
         "library = torch.library.Library('aten', 'IMPL'); names = torch_sdpa.KERNELS; "
         "[library.impl(name, lambda *a, **k: None, 'CPU') for name in names]; "
         "torch_sdpa._hold('CPU').remove()"
