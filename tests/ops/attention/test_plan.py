@@ -10,8 +10,9 @@ import torch
 
 import tileloom
 from tileloom import errors
+from tileloom.ops import _counters as counters
 from tileloom.ops import _op
-from tileloom.ops.attention import counters, plan
+from tileloom.ops.attention import plan
 from tileloom.ops.attention.config import ReferenceConfig, TritonConfig
 from tileloom.ops.attention.reference import attention_reference
 
