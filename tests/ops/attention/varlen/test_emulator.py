@@ -15,7 +15,7 @@ _PORTABLE = (TritonConfig(32, 16), TritonBackwardConfig(Tile(16, 32, 4), Tile(32
 _HOPPER = (GluonSm90Config(2, 32, 2), GluonSm90BackwardConfig(64, 2))
 CASES = [
     case
-    for group in ("reported", "plain", "shown", "biased")
+    for group in ("reported", "plain", "shown", "biased", "dropped")
     for case in cases.GROUPS[group]
     if case.lens_q
 ]
