@@ -18,6 +18,7 @@ from tileloom.ops._op import Choice, announce, is_eager, is_watched
 if TYPE_CHECKING:
     from tileloom.ops.attention.config import AttentionConfig
     from tileloom.ops.attention.philox import PhiloxState
+    from tileloom.ops.attention.problem import Offsets
 
 LIMIT = 1024
 """How many plans are kept; beyond it, all are dropped and made anew."""
@@ -33,7 +34,8 @@ class Plan:
         out: Size and stride of O, in memory order.
         lse: Size and stride of LSE.
         like_lse: An empty tensor of LSE's dtype and device.
-        launch: `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`.
+        launch: `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`; of packed sequences
+            their offsets follow.
     """
 
     choice: Choice
@@ -52,6 +54,7 @@ class Plan:
         bias: torch.Tensor | None,
         key_lengths: torch.Tensor | None,
         state: PhiloxState | None,
+        *offsets: Offsets,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Allocate the outputs and launch; q's device is the current one.
 
@@ -63,13 +66,14 @@ class Plan:
             bias: Floating tensor or None.
             key_lengths: `[B]` or None.
             state: Seed and offset of dropout, or None.
+            offsets: Those of packed sequences, whose tensors have B = 1.
 
         Returns:
             O and LSE.
         """
         out = q.new_empty_strided(*self.out)
         lse = self.like_lse.new_empty_strided(*self.lse)
-        self.launch(q, k, v, mask, bias, key_lengths, state, out, lse)
+        self.launch(q, k, v, mask, bias, key_lengths, state, out, lse, *offsets)
         return out, lse
 
     def announce(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from tileloom.ops._op import Choice, announce, is_watched
 from tileloom.ops.attention.philox import PhiloxState
 from tileloom.ops.attention.plan import LIMIT
+from tileloom.ops.attention.problem import Offsets
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 Size = tuple[tuple[int, ...], tuple[int, ...]]
@@ -43,7 +44,8 @@ class BackwardPlan:
         is_written: Which of them the call asks for; the others have no element.
         is_readable: Whether dout, out and lse may be taken as they are; else by `readable`.
         launch: `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq, dk, dv,
-            dbias)`, with None for a gradient that is not asked for.
+            dbias)`, with None for a gradient that is not asked for; of packed sequences their
+            offsets follow.
     """
 
     choice: Choice
@@ -66,6 +68,7 @@ class BackwardPlan:
         bias: torch.Tensor | None,
         key_lengths: torch.Tensor | None,
         state: PhiloxState | None,
+        *offsets: Offsets,
     ) -> Gradients:
         """Allocate the gradients and launch; q's device is the current one.
 
@@ -81,6 +84,7 @@ class BackwardPlan:
             bias: Floating tensor or None.
             key_lengths: `[B]` or None.
             state: Seed and offset of dropout, or None.
+            offsets: Those of packed sequences, whose tensors have B = 1.
 
         Returns:
             dq, dk, dv and dbias.
@@ -96,6 +100,7 @@ class BackwardPlan:
         self.launch(
             dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq if is_q else None,
             dk if is_k else None, dv if is_v else None, dbias if is_bias else None,
+            *offsets,
         )  # fmt: skip
         return dq, dk, dv, dbias
 

@@ -5,16 +5,19 @@ Backends see packed tensors `[T, H, D]` as one batch `[1, H, T, D]`, with the of
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tileloom.ops import _op
+from tileloom.ops.attention import plan as plans
 from tileloom.ops.attention.autograd import binder, empty_outputs
-from tileloom.ops.attention.config import choose, decode, outpaced_by
+from tileloom.ops.attention.config import AttentionConfig, choose, decode, outpaced_by
 from tileloom.ops.attention.masks import Band, Mask
-from tileloom.ops.attention.philox import state_of
-from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
+from tileloom.ops.attention.problem import AttentionProblem, Offsets
 from tileloom.ops.attention.varlen.backward import gradient, setup_context
 from tileloom.ops.attention.varlen.checks import check_values
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference
@@ -54,39 +57,82 @@ def _forward(
     del backward_config
     check_values(cu_seqlens_q, cu_seqlens_k, max_q, max_k, q.shape[0], k.shape[0])
     state = state_of("attention_varlen_fwd", q, dropout_p, philox_seed, philox_offset)
-    band = Band(left_top, right_top, left_bottom, right_bottom)
-    target = target_of(q)
     padded = (cu_seqlens_q.shape[0] - 1, max_q, max_k)
+    bounds = (left_top, right_top, left_bottom, right_bottom)
+    offsets = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     one_q, one_k, one_v = (as_batch(t) for t in (q, k, v))
-    problem = AttentionProblem.of(
-        one_q, one_k, one_v, mask, bias, key_lengths, band, scale, dropout_p, padded
-    )
+    given = (one_q, one_k, one_v, mask, bias, key_lengths, state)
+    key = None
+    if q.is_cuda:
+        own = (padded, *(t.data_ptr() & 15 for t in offsets))
+        options = (scale, dropout_p, is_on_host(state), config)
+        key = plans.key_of(*given[:6], own, *bounds, *options)
+        plan = plans.find(key)
+        if plan is not None:
+            plan.announce()
+            with _op.device_guard(q):
+                out, lse = plan.run(*given, offsets)
+            return out[0].transpose(0, 1), lse[0]
+    problem = AttentionProblem.of(*given[:6], Band(*bounds), scale, dropout_p, padded)
+    target = target_of(q)
     choice = choose(problem, target, decode(config))
-    _op.announce(choice, slower_than=outpaced_by(choice, problem, target))
+    slower_than = outpaced_by(choice, problem, target)
+    _op.announce(choice, slower_than=slower_than)
     out, lse = empty_outputs(one_q, one_v)
     if problem.is_empty:
         out.zero_()
         lse.fill_(float("-inf"))
-    elif choice.config.backend == "reference":
-        shown = Mask(band, key_lengths, mask)
-        with torch.autocast(q.device.type, enabled=False):  # it would lower the precision
-            results = attention_varlen_reference(
-                q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, mask=shown, bias=bias,
-                scale=scale, dropout_p=dropout_p, philox=state, return_lse=True,
-            )  # fmt: skip
-        out[0].transpose(0, 1).copy_(results[0])
-        lse[0].copy_(results[1])
-    else:
-        offsets = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
-        tensors = (one_q, one_k, one_v, mask, bias, key_lengths, state, out, lse, offsets)
-        with _op.device_guard(q):
-            binder(choice.config)(problem, choice.config, *tensors)(*tensors)
+        return out[0].transpose(0, 1), lse[0]
+    bind = _bind_reference if choice.config.backend == "reference" else binder(choice.config)
+    with _op.device_guard(q):
+        launch = bind(problem, choice.config, *given, out, lse, offsets)
+        launch(*given, out, lse, offsets)
+    if key is not None:
+        sizes = [(tuple(t.shape), t.stride()) for t in (out, lse)]
+        made = plans.Plan(choice, slower_than, sizes[0], sizes[1], lse.new_empty(0), launch)
+        plans.keep(key, made)
     return out[0].transpose(0, 1), lse[0]
+
+
+def _bind_reference(
+    problem: AttentionProblem, config: AttentionConfig, *tensors: Any
+) -> Callable[..., None]:
+    del config, tensors
+    return functools.partial(_run_reference, problem)
+
+
+def _run_reference(
+    problem: AttentionProblem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    offsets: Offsets,
+) -> None:
+    with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
+        results = attention_varlen_reference(
+            *_packed(q, k, v), offsets[0], offsets[1], problem.len_q, problem.len_k,
+            mask=Mask(problem.band, key_lengths, mask), bias=bias, scale=problem.scale,
+            dropout_p=problem.dropout_p, philox=state, return_lse=True,
+        )  # fmt: skip
+    out[0].transpose(0, 1).copy_(results[0])
+    lse[0].copy_(results[1])
 
 
 def as_batch(tensor: torch.Tensor) -> torch.Tensor:
     """View packed sequences `[T, H, D]` as a batch of one, `[1, H, T, D]`."""
     return tensor.transpose(0, 1).unsqueeze(0)
+
+
+def _packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return q[0].transpose(0, 1), k[0].transpose(0, 1), v[0].transpose(0, 1)
 
 
 def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any):  # noqa: ANN202

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tileloom.ops import _op
+from tileloom.ops.attention import plan_backward as plans
 from tileloom.ops.attention.backward import Gradients, binder, empty_gradients
 from tileloom.ops.attention.config import ReferenceConfig, outpaced_by
-from tileloom.ops.attention.config_backward import choose_backward, decode_backward
+from tileloom.ops.attention.config_backward import (
+    AttentionBackwardConfig,
+    choose_backward,
+    decode_backward,
+)
 from tileloom.ops.attention.masks import Band, Mask
-from tileloom.ops.attention.philox import state_of
-from tileloom.ops.attention.plan_backward import readable
+from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.varlen.checks import check_values
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference_backward
@@ -74,43 +80,88 @@ def _backward(
 ) -> Gradients:
     check_values(cu_seqlens_q, cu_seqlens_k, max_q, max_k, q.shape[0], k.shape[0])
     state = state_of("attention_varlen_bwd", q, dropout_p, philox_seed, philox_offset)
-    band = Band(left_top, right_top, left_bottom, right_bottom)
     padded = (cu_seqlens_q.shape[0] - 1, max_q, max_k)
+    bounds = (left_top, right_top, left_bottom, right_bottom)
+    needs = (needs_q, needs_kv, needs_bias and bias is not None)
+    offsets = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     one_q, one_k, one_v, one_do, one_out = (_as_batch(t) for t in (q, k, v, dout, out))
-    problem = AttentionProblem.of(
-        one_q, one_k, one_v, mask, bias, key_lengths, band, scale, dropout_p, padded
-    )
+    one_dlse = None if dlse is None else dlse[None]
+    given = (one_do, one_dlse, one_q, one_k, one_v, one_out, lse[None], mask, bias, key_lengths)
+    key = None
+    if q.is_cuda:
+        own = (padded, *(t.data_ptr() & 15 for t in offsets))
+        options = (scale, dropout_p, is_on_host(state), *needs, config)
+        key = plans.key_of(given, own, *bounds, *options)
+        plan = plans.find(key)
+        if plan is not None:
+            plan.announce()
+            with _op.device_guard(q):
+                return _as_given(plan.run(*given, state, offsets), needs_q, needs_kv)
+    given_of = (one_q, one_k, one_v, mask, bias, key_lengths)
+    problem = AttentionProblem.of(*given_of, Band(*bounds), scale, dropout_p, padded)
     target = target_of(q)
     choice = choose_backward(problem, target, decode_backward(config))
-    _op.announce(choice, slower_than=outpaced_by(choice, problem, target))
-    needs = (needs_q, needs_kv, needs_bias and bias is not None)
+    slower_than = outpaced_by(choice, problem, target)
+    _op.announce(choice, slower_than=slower_than)
     gradients = empty_gradients(one_q, one_k, one_v, bias, *needs)
-    wanted = (needs[0], needs[1], needs[1], needs[2])
-    written = [g if is_wanted else None for g, is_wanted in zip(gradients, wanted)]
     if problem.is_empty:
         for own in gradients:
             own.zero_()
-    elif choice.config.backend == "reference":
-        shown = Mask(band, key_lengths, mask)
-        with torch.autocast(q.device.type, enabled=False):  # it would lower the precision
-            results = attention_varlen_reference_backward(
-                dout, dlse, q, k, v, cu_seqlens_q, cu_seqlens_k, max_q, max_k, mask=shown,
-                bias=bias, scale=scale, dropout_p=dropout_p, philox=state,
-            )  # fmt: skip
-        for own, result in zip(written[:3], results[:3]):
-            if own is not None:
-                own[0].transpose(0, 1).copy_(result)
-        if written[3] is not None and results[3] is not None:
-            written[3].copy_(results[3])
-    else:
-        read = readable(one_do, one_out, lse[None])
-        one_dlse = None if dlse is None else dlse[None]
-        offsets = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
-        tensors = (read[0], one_dlse, one_q, one_k, one_v, *read[1:], mask, bias, key_lengths,
-                   state, *written, offsets)  # fmt: skip
-        with _op.device_guard(q):
-            binder(choice.config)(problem, choice.config, *tensors)(*tensors)
+        return _as_given(gradients, needs_q, needs_kv)
+    is_written = (needs[0], needs[1], needs[1], needs[2])
+    written = [g if is_wanted else None for g, is_wanted in zip(gradients, is_written)]
+    read = plans.readable(one_do, one_out, given[6])
+    tensors = (read[0], *given[1:5], *read[1:], *given[7:], state, *written, offsets)
+    bind = _bind_reference if choice.config.backend == "reference" else binder(choice.config)
+    with _op.device_guard(q):
+        launch = bind(problem, choice.config, *tensors)
+        launch(*tensors)
+    if key is not None:
+        dq, dk, dv, dbias = ((tuple(g.shape), g.stride()) for g in gradients)
+        is_readable = read[0] is one_do and read[1] is one_out and read[2] is given[6]
+        made = plans.BackwardPlan(
+            choice, slower_than, (dq, dk, dv, dbias), is_written, is_readable, launch
+        )
+        plans.keep(key, made)
     return _as_given(gradients, needs_q, needs_kv)
+
+
+def _bind_reference(
+    problem: AttentionProblem, config: AttentionBackwardConfig, *tensors: Any
+) -> Callable[..., None]:
+    del config, tensors
+    return functools.partial(_run_reference, problem)
+
+
+def _run_reference(
+    problem: AttentionProblem,
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    state: PhiloxState | None,
+    *written: Any,
+) -> None:
+    del out, lse
+    *gradients, dbias, offsets = written
+    with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
+        *results, of_bias = attention_varlen_reference_backward(
+            dout[0].transpose(0, 1), None if dlse is None else dlse[0], q[0].transpose(0, 1),
+            k[0].transpose(0, 1), v[0].transpose(0, 1), *offsets, problem.len_q, problem.len_k,
+            mask=Mask(problem.band, key_lengths, mask), bias=bias, scale=problem.scale,
+            dropout_p=problem.dropout_p, philox=state,
+        )  # fmt: skip
+    for mine, result in zip(gradients, results):
+        if mine is not None and result is not None:
+            mine[0].transpose(0, 1).copy_(result)
+    if dbias is not None and of_bias is not None:
+        dbias.copy_(of_bias)
 
 
 def _fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
