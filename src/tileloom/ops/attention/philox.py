@@ -3,10 +3,12 @@
 On a GPU in eager mode these are exactly those of PyTorch's default generator, which then advances
 as it does for `mem_eff_attention`: by one number for each score, rounded up to a multiple of 4.
 While a CUDA graph is captured and under `torch.compile`, the seed is drawn on the device by
-`torch.randint`, so that each replay has a new one, and the offset is 0; the same on the CPU, from
-the CPU's default generator. `torch.manual_seed` makes all of these repeatable.
+`torch.randint`, so that each replay has a new one, and the offset is 0; the same under
+`torch.vmap`, by its `randomness`, and on the CPU, from the CPU's default generator.
+`torch.manual_seed` makes all of these repeatable.
 
-Whatever draws here is the forward: a backward gets the forward's seed and offset.
+Whatever draws here is the forward: a backward gets the forward's seed and offset. A generator whose
+state a captured graph can read, as newer PyTorch may have, would be asked in `_state` alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import NamedTuple
 
 import numpy
 import torch
+from torch._C._functorch import peek_interpreter_stack
 
 from tileloom.errors import DeviceError, OptionError
 from tileloom.launch.bound import Number
@@ -78,7 +81,7 @@ def draw(like: torch.Tensor, count: int) -> PhiloxState:
         Seed and offset, int64 without a dimension: on the CPU for a GPU in eager mode, else on the
         device of `like`.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
         return _drawn(like.device)
     return _philox_state(like.detach() if like.requires_grad else like, count)
 
