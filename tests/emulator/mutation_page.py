@@ -64,15 +64,11 @@ SUBJECTS = (
         sms=2,
         harmless={
             (
-                "mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)",
-                "removed wait",
-            ): "the wait for `q_empty` before it covers it: every consumer arrives there for "
-            "tile `count - 2` (`count - 1` with one Q buffer) during the tile after, so after it "
-            "has read the mail that this one overwrites",
-            (
                 "arrive_each_thread(mail_empty.index(slot))",
                 "arrive_each_thread before the load above it",
-            ): "as above: `q_empty` alone orders the producer's next store behind this load",
+            ): "`q_empty` orders the producer's next store behind this load too: every consumer "
+            "arrives there for tile `count - 2` (`count - 1` with one Q buffer) during the tile "
+            "after, so after it has read the mail that this one overwrites",
             (
                 "arrive_each_thread(ring_empty.index(k_slot))",
                 "arrive_each_thread before the warpgroup_mma_wait above it",

@@ -186,7 +186,7 @@ def test_device_print_shows_program_and_values(capsys):
 
 
 def test_timeline_has_a_track_for_each_partition_and_what_is_in_flight(tmp_path):
-    with emulator.run(timeline=True) as run:
+    with emulator.run() as run:
         support.load_case("specialised_gemm").main(programs=2)
     run.timeline(tmp_path / "out.json")
     events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
@@ -205,8 +205,9 @@ def test_timeline_has_a_track_for_each_partition_and_what_is_in_flight(tmp_path)
     assert any(e["name"].startswith("wait: parity") for e in events)
 
 
-def test_timeline_must_be_asked_for(tmp_path):
-    with emulator.run() as run, pytest.raises(emulator.LaunchError, match=r"run\(timeline=True\)"):
+def test_a_run_may_keep_no_timeline(tmp_path):
+    without = pytest.raises(emulator.LaunchError, match="this run kept no timeline")
+    with emulator.run(timeline=False) as run, without:
         run.timeline(tmp_path / "out.json")
 
 

@@ -107,11 +107,11 @@ class Run:
             path: Where to write the JSON.
 
         Raises:
-            LaunchError: If the run was not made with ``timeline=True``.
+            LaunchError: If the run was made with ``timeline=False``.
         """
         if self._timeline is None:
             raise LaunchError(
-                "emulator: this run kept no timeline. Try: emulator.run(timeline=True)."
+                "emulator: this run kept no timeline. Try: emulator.run without timeline=False."
             )
         self._timeline.write(path)
 
@@ -163,7 +163,7 @@ def run(
     seed: int = 0,
     collect: bool = False,
     ignore: Sequence[str] = (),
-    timeline: bool = False,
+    timeline: bool = True,
     sms: int = 132,
     max_steps: int = 20_000_000,
     read_before_write_fence: str = "warning",
@@ -183,7 +183,7 @@ def run(
         seed: The seed of the ``random`` schedule.
         collect: Keep going after an error; reports stand in ``run.reports``.
         ignore: Kinds of reports to leave out.
-        timeline: Keep a timeline for ``run.timeline(path)``.
+        timeline: Keep a timeline of the first programs, for ``run.timeline(path)``.
         sms: Multiprocessors: how many programs run at the same time.
         max_steps: A kernel that takes more is reported as one that does not end.
         read_before_write_fence: Severity of a generic read that is ordered before an asynchronous
