@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from threadpoolctl import threadpool_info, threadpool_limits
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
@@ -54,6 +56,9 @@ def test_driver_and_hook_are_given_back_after_an_error():
         ({"level": "llir"}, "level='llir' is not known; accepted are ttir, ttgir, machine."),
         ({"arch": "sm_100"}, "arch='sm_100' is not known; accepted are sm_80, sm_90, sm_90a."),
         ({"ignore": ["rance"]}, "ignore='rance' is not known; accepted are race, proxy, deadlock,"),
+        ({"ignore": "race"}, "ignore='race' is one text; it must be a list of them. Try: ignore=["),
+        ({"sms": 0}, "sms is 0; it must be at least 1."),
+        ({"max_steps": -1}, "max_steps is -1; it must be at least 1."),
         ({"read_before_write_fence": "no"}, "read_before_write_fence='no' is not known"),
     ],
 )
@@ -61,6 +66,31 @@ def test_options_outside_their_range_are_refused(options, text):
     with pytest.raises(emulator.LaunchError) as caught, emulator.run(**options):
         pass
     assert text in str(caught.value)
+
+
+def blas_threads():
+    return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+
+
+def test_blas_has_one_thread_inside_and_its_own_number_after():
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        with emulator.run():
+            assert blas_threads() == {1}
+        assert blas_threads() == before
+
+
+def test_a_second_thread_is_refused_while_a_run_is_open():
+    def enter():
+        with emulator.run():
+            return "entered"
+
+    with ThreadPoolExecutor(1) as pool, emulator.run():
+        assert enter() == "entered"
+        with pytest.raises(emulator.LaunchError, match="another thread is inside"):
+            pool.submit(enter).result()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enter).result() == "entered"
 
 
 def test_host_write_refuses_a_strided_tensor():

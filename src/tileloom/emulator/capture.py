@@ -13,6 +13,7 @@ import dataclasses
 import json
 import re
 import tempfile
+import threading
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tileloom.emulator.session import Run
 
 _sessions: list[Run] = []
+_threads: list[int] = []
 _programs: dict[tuple[str, str], Program] = {}
 _LEVELS = {"ttir": 1, "ttgir": 2, "machine": 3}
 
@@ -332,9 +334,16 @@ def _shared_bytes(src: Any, text: str, level: str, capability: int) -> int:
 def captured(session: Run) -> Generator[None]:
     """Let every launch inside the block go to `session`; give the old driver back at its end."""
     dialect.check_version()
+    here = threading.get_ident()
+    if _threads and _threads[-1] != here:
+        raise LaunchError(
+            "emulator: another thread is inside emulator.run; Triton's driver is one for all "
+            "threads. Try: one process for each."
+        )
     before = driver._active
     hook = triton_knobs.runtime.add_stages_inspection_hook
     _sessions.append(session)
+    _threads.append(here)
     with tempfile.TemporaryDirectory(prefix="tileloom-emulator-") as folder:
         try:
             options = session.options
@@ -349,3 +358,4 @@ def captured(session: Run) -> Generator[None]:
             triton_knobs.runtime.add_stages_inspection_hook = hook
             driver._active = before
             _sessions.pop()
+            _threads.pop()

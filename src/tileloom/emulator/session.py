@@ -154,6 +154,21 @@ def _one_of(name: str, value: str, accepted: Sequence[str]) -> str:
     return value
 
 
+def _some_of(name: str, values: Sequence[str], accepted: Sequence[str]) -> None:
+    if isinstance(values, str):
+        raise LaunchError(
+            f"emulator: {name}={values!r} is one text; it must be a list of them. "
+            f"Try: {name}=[{values!r}]."
+        )
+    for value in values:
+        _one_of(name, value, accepted)
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise LaunchError(f"emulator: {name} is {value}; it must be at least 1.")
+
+
 @contextlib.contextmanager
 def run(
     *,
@@ -173,6 +188,8 @@ def run(
 
     Equivalent: the same launches on a Hopper GPU, with an adversary who decides when each copy and
     each matrix multiply completes, and an observer who knows which access was ordered before which.
+    Inside, BLAS uses one thread, whatever was set before; that comes back at the end. Runs may be
+    nested, but by one thread at a time: Triton's driver, which they replace, is one for all.
 
     Args:
         arch: ``sm_90a`` (or ``sm_90``), or ``sm_80`` for portable kernels.
@@ -196,7 +213,7 @@ def run(
         The run: reports, cost of each launch, host events.
 
     Raises:
-        LaunchError: If an argument is not one of those accepted.
+        LaunchError: If an argument is not one of those accepted, or another thread is in a run.
         ReportError: From the launch that met the first error, unless `collect` is set.
 
     Example:
@@ -211,10 +228,10 @@ def run(
     _one_of("level", level, LEVELS)
     _one_of("read_before_write_fence", read_before_write_fence,
             ("error", "warning", "info", "ignore"))  # fmt: skip
-    for kind in ignore:
-        _one_of("ignore", kind, KINDS)
-    for cost in costs:
-        _one_of("costs", cost, COSTS)
+    _some_of("ignore", ignore, KINDS)
+    _some_of("costs", costs, COSTS)
+    _at_least_one("sms", sms)
+    _at_least_one("max_steps", max_steps)
     capability = _ARCHS[arch]
     smem = targets.SMEM_BYTES[capability]
     name = "NVIDIA H100 80GB HBM3" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB"
