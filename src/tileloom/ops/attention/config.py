@@ -374,8 +374,6 @@ def choose(
     candidates: tuple[AttentionConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
         candidates = (gluon_rule(problem), triton_rule(problem, target), ReferenceConfig())
-        if problem.packed:  # the Hopper kernel has not run on packed sequences yet
-            candidates = candidates[1:]
     refused: dict[str, tuple[str, ...]] = {}
     for candidate in candidates:
         reasons = candidate.reasons_against(problem, target)

@@ -196,8 +196,6 @@ def choose_backward(
     if target.kind != "cpu":
         portable = triton_backward_rule(problem, target)
         candidates = (gluon_backward_rule(problem), portable, ReferenceConfig())
-        if problem.packed:  # the Hopper kernel has not run on packed sequences yet
-            candidates = candidates[1:]
     refused: dict[str, tuple[str, ...]] = {}
     for candidate in candidates:
         reasons = candidate.reasons_against(problem, target)

@@ -98,6 +98,7 @@ def test_offsets_are_looked_at_with_a_knob_only():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 @pytest.mark.parametrize("as_tensors", [False, True], ids=["int", "tensor"])
 def test_a_graph_replays_with_other_lengths_and_nothing_waits(as_tensors):
     lens = [100, 20, 80]
