@@ -153,9 +153,9 @@ def _run_reference(
     with torch.autocast(q.device.type, enabled=False):  # it would lower the matmuls' precision
         *results, of_bias = attention_varlen_reference_backward(
             dout[0].transpose(0, 1), None if dlse is None else dlse[0], q[0].transpose(0, 1),
-            k[0].transpose(0, 1), v[0].transpose(0, 1), offsets[0], offsets[1], problem.len_q, problem.len_k,
-            mask=Mask(problem.band, key_lengths, mask), bias=bias, scale=problem.scale,
-            dropout_p=problem.dropout_p, philox=state,
+            k[0].transpose(0, 1), v[0].transpose(0, 1), offsets[0], offsets[1], problem.len_q,
+            problem.len_k, mask=Mask(problem.band, key_lengths, mask), bias=bias,
+            scale=problem.scale, dropout_p=problem.dropout_p, philox=state,
         )  # fmt: skip
     for mine, result in zip(gradients, results):
         if mine is not None and result is not None:
