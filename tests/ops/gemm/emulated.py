@@ -80,5 +80,7 @@ CASES = {
     "dynamic": partial(run_hopper, WIDE, small(128, 128, scheduler="dynamic")),
     "split": partial(run_hopper, MatmulCase(136, 136, 456), small(128, 128, splits=3)),
     "split-fused": partial(run_hopper, FUSED, small(64, 128, splits=2)),
+    "deep": partial(run_hopper, MatmulCase(72, 136, 1000), small(64, 64, block_k=256)),
+    "deep-nn": partial(run_hopper, FORMS["tt"], small(128, 128, block_k=128)),
     "fused-64": partial(run_hopper, FUSED, small(64, 128)),
 }

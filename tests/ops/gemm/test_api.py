@@ -132,7 +132,7 @@ def test_out_is_written_and_may_be_the_residual():
 
 
 @pytest.mark.parametrize("config", [ReferenceConfig(), TritonConfig(32, 64, 32, 4, 1, 2),
-                                    GluonSm90Config(64, 128, 4, 2, "dynamic", 3)])  # fmt: skip
+                                    GluonSm90Config(64, 128, 4, 2, "dynamic", 3, 128)])  # fmt: skip
 def test_a_config_survives_its_text(config):
     assert decode(config.encode()) == config
     assert config.backend in BACKENDS

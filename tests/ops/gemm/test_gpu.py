@@ -34,6 +34,16 @@ def _exact_products():
         setattr(matmul_flags, name, value)
 
 
+def _used_stream():
+    """A stream that has copied to the GPU before: its first use may wait for a spinning kernel."""
+    stream = torch.cuda.Stream()
+    word = torch.zeros(1, dtype=torch.int32).pin_memory()
+    with torch.cuda.stream(stream):
+        torch.zeros(1, dtype=torch.int32, device="cuda").copy_(word, non_blocking=True)
+    torch.cuda.synchronize()
+    return stream
+
+
 def _judged(case, config=None):
     a, b, options = case.inputs("cuda")
     with record_choices() as made, poisoned_memory():
@@ -166,7 +176,7 @@ def test_chunks_brought_by_a_copy_stream_equal_the_plain_product(seed):
     source, one = a.cpu().pin_memory(), torch.ones(1, dtype=torch.int32).pin_memory()
     here, flags = torch.empty_like(a), torch.zeros(chunks, dtype=torch.int32, device="cuda")
     order = dice.sample(range(chunks), chunks)
-    side = torch.cuda.Stream()
+    side = _used_stream()
     for trial in range(3):
         here.fill_(float("nan"))
         epoch = trial + 1
@@ -214,8 +224,8 @@ def test_flags_written_by_the_stream_and_by_the_host():
     a, b, _ = MatmulCase(256, 520, 520).inputs("cuda")
     flags = torch.zeros(2, dtype=torch.int32).pin_memory()
     seen = torch.zeros(2, dtype=torch.int32, device="cuda")
+    side = _used_stream()
     out = async_input_matmul(a, b, seen.view(torch.uint32), timeout_s=5.0)
-    side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         flags.fill_(1)
         seen.copy_(flags, non_blocking=True)

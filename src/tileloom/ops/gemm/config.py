@@ -96,6 +96,11 @@ class TritonConfig:
             why += _pipeline_reasons(target)
         if self.swizzle_size < 1:
             why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
+        if problem.dtype == torch.float32 and target.capability[0] == 10 and self.block_m >= 64:
+            why.append(
+                "block_m is 64 or more, and on sm_100 Triton lowers float32 products of 64 rows or "
+                "more to TF32 (seen in the PTX of 3.7.1)"
+            )
         return tuple(why)
 
 
@@ -111,6 +116,7 @@ class GluonSm90Config:
         swizzle_size: Tiles of a group of the raster.
         scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
         splits: Blocks that share a tile, each a part of k (split-K), 1 to 16.
+        block_k: Elements of k in a slot: 64, 128 or 256. More is fewer waits for small tiles.
     """
 
     block_m: int = 128
@@ -119,6 +125,7 @@ class GluonSm90Config:
     swizzle_size: int = 8
     scheduler: Literal["static", "dynamic"] = "static"
     splits: int = 1
+    block_k: int = 64
     backend = "gluon_sm90"
 
     def encode(self) -> str:
@@ -150,14 +157,17 @@ class GluonSm90Config:
         rows, _ = self.warpgroup_tile()
         line = self.slice_columns(problem) * problem.out_dtype.itemsize
         slices = self.consumers * self.buffers(problem) * rows * line
-        return stages * (self.block_m + self.block_n) * 128 + slices + _BARRIER_BYTES
+        return stages * self._stage_bytes() + slices + _BARRIER_BYTES
+
+    def _stage_bytes(self) -> int:
+        return (self.block_m + self.block_n) * self.block_k * 2
 
     def stages_of(self, problem: MatmulProblem) -> int:
         """The stages that the kernel gets: as many as fit where `stages` is 0, at most 8."""
         if self.stages:
             return self.stages
         free = _SMEM_BYTES - self.smem_bytes(problem, 0)
-        return min(8, free // ((self.block_m + self.block_n) * 128))
+        return min(8, free // self._stage_bytes())
 
     def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
@@ -188,6 +198,8 @@ class GluonSm90Config:
         if (self.block_m, self.block_n) not in TILES:
             shapes = ", ".join(f"{m}x{n}" for m, n in TILES)
             why.append(f"the tile is {self.block_m}x{self.block_n}, not one of {shapes}")
+        if self.block_k not in (64, 128, 256):
+            why.append(f"block_k is {self.block_k}, not 64, 128 or 256")
         if self.stages < 0 or self.stages == 1:
             why.append(f"stages is {self.stages}, not 0 or at least 2")
         if self.swizzle_size < 1:
@@ -213,9 +225,11 @@ class GluonSm90Config:
         if not 1 <= self.splits <= 16:
             return [f"splits is {self.splits}, not in 1..16"]
         why: list[str] = []
-        steps = -(-problem.k // 64)
+        steps = -(-problem.k // self.block_k)
         if self.splits > steps:
-            why.append(f"splits is {self.splits}, and k has {steps} steps of 64 to share")
+            why.append(
+                f"splits is {self.splits}, and k has {steps} steps of {self.block_k} to share"
+            )
         if problem.l > 1:
             why.append(f"splits is {self.splits}, and there are {problem.l} batches")
         if problem.chunks > 1 or self.scheduler == "dynamic":
@@ -285,16 +299,15 @@ def decode(text: str) -> MatmulConfig | None:
     if backend == "triton":
         return TritonConfig(*(int(part) for part in parts))
     if backend == "gluon_sm90":
-        block_m, block_n, stages, swizzle_size, scheduler, splits = parts
+        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k = parts
         if scheduler not in ("static", "dynamic"):
             raise ConfigError(
                 f"matmul: config {text!r} has scheduler {scheduler!r}; it must be 'static' or "
                 "'dynamic'. Try: config=None."
             )
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
-        return GluonSm90Config(
-            int(block_m), int(block_n), int(stages), int(swizzle_size), chosen, int(splits)
-        )
+        numbers = (int(block_m), int(block_n), int(stages), int(swizzle_size))
+        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k))
     return ReferenceConfig() if backend == "reference" else None
 
 
@@ -330,11 +343,12 @@ def _cost(problem: MatmulProblem, sms: int, block_m: int, block_n: int) -> float
 
 def triton_rule(problem: MatmulProblem, target: Target) -> TritonConfig:
     """Give the portable config for a problem; found by compiling without spills, not tuned."""
-    del target
     if problem.dtype == torch.float32:
-        return TritonConfig(64, 64, 16, 4)
+        return TritonConfig(32 if target.capability[0] == 10 else 64, 64, 16, 4)
     if problem.m <= 64:
         return TritonConfig(64, 64, 64, 4)
+    if problem.residual is not None or problem.activation:
+        return TritonConfig(128, 64, 32, 8)
     return TritonConfig(128, 128, 32, 8)
 
 

@@ -22,10 +22,13 @@ from tileloom.ops.gemm.pieces_activation import activate_triton
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.scheduling.device import tile_of_triton
 
+STRIDES = ("a_l", "a_m", "a_k", "b_l", "b_k", "b_n", "r_l", "r_m", "r_n", "o_l", "o_m", "o_n")
+"""The parameters of 64 bits."""
+
 
 @triton.jit
 def matmul_portable_kernel(
-    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, m, n, k, tiles_m, tiles_n,
+    a_ptr, b_ptr, bias_ptr, residual_ptr, out_ptr, one, m, n, k, tiles_m, tiles_n,
     a_l: tl.int64, a_m: tl.int64, a_k: tl.int64, b_l: tl.int64, b_k: tl.int64, b_n: tl.int64,
     r_l: tl.int64, r_m: tl.int64, r_n: tl.int64, o_l: tl.int64, o_m: tl.int64, o_n: tl.int64,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
@@ -47,7 +50,11 @@ def matmul_portable_kernel(
         is_inside = depth < k - start
         a = tl.load(a_at, mask=has_row & is_inside[None, :], other=0)
         b = tl.load(b_at, mask=has_column & is_inside[:, None], other=0)
-        acc = tl.dot(a, b, acc, input_precision="ieee")
+        if a.dtype == tl.float32:
+            # Not `acc + dot`: Triton would sum all of k in one chain, which loses digits.
+            acc = tl.fma(acc, one, tl.dot(a, b, input_precision="ieee"))
+        else:
+            acc = tl.dot(a, b, acc)
         a_at += BLOCK_K * a_k
         b_at += BLOCK_K * b_k
     if HAS_BIAS:
@@ -104,7 +111,7 @@ def bind_matmul(
         matmul_portable_kernel, num_warps=config.num_warps, num_stages=config.num_stages
     ).bind(
         (tiles[0] * tiles[1] * problem.l,),
-        *(a, b, bias, residual, out, problem.m, problem.n, problem.k, *tiles),
+        *(a, b, bias, residual, out, 1.0, problem.m, problem.n, problem.k, *tiles),
         *(*a.stride(), *b.stride(), *r_strides, *out.stride()),
         **constants(problem, config),
     )

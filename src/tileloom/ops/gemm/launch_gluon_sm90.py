@@ -20,8 +20,6 @@ from tileloom.ops.gemm.signals import status_of
 from tileloom.scheduling import StaticPersistentScheduler, TileSchedulerParams
 from tileloom.target import target_of
 
-BLOCK_K = 64
-
 
 def layout_arguments(columns: int, itemsize: int) -> dict[str, Any]:
     """Shared-memory layout of a box `[1, rows, columns]`: the widest swizzle that fits."""
@@ -46,10 +44,10 @@ def descriptor(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 def boxes(problem: MatmulProblem, config: GluonSm90Config) -> dict[str, tuple[int, int]]:
     """Rows and columns of each descriptor's box."""
-    rows, columns = config.warpgroup_tile()
+    (rows, columns), depth = config.warpgroup_tile(), config.block_k
     return {
-        "a_desc": (BLOCK_K, rows) if problem.a_is_transposed else (rows, BLOCK_K),
-        "b_desc": (columns, BLOCK_K) if problem.b_is_transposed else (BLOCK_K, columns),
+        "a_desc": (depth, rows) if problem.a_is_transposed else (rows, depth),
+        "b_desc": (columns, depth) if problem.b_is_transposed else (depth, columns),
         "out_desc": (rows, min(columns, config.slice_columns(problem))),
     }
 
@@ -97,7 +95,7 @@ def params_of(
     """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`."""
     return TileSchedulerParams.to_underlying_arguments(
         *(problem.m, problem.n, problem.k, problem.l * config.splits),
-        block=(config.block_m, config.block_n, BLOCK_K),
+        block=(config.block_m, config.block_n, config.block_k),
         max_swizzle_size=config.swizzle_size,
         **chunks,
     )
