@@ -257,7 +257,7 @@ _BANDS: Mapping[str, Mask] = {
 }
 REPORTED = [
     VarlenCase(
-        "A5-more-rows-than-keys", (76, 34, 146), (1, 1, 1), (1, 1, 32, 32),
+        "A5-M1-more-rows-than-keys", (76, 34, 146), (1, 1, 1), (1, 1, 32, 32),
         mask=masks.causal("bottom_right"), input_scale=3.0,
     ),
     VarlenCase(
@@ -301,9 +301,9 @@ BIASED = [
     VarlenCase("bias-of-rows", *_UNEVEN, bias=added("H", "Q")),
 ]  # fmt: skip
 DROPPED = [
-    VarlenCase("dropout", *_UNEVEN, options={"dropout_p": 0.3}),
+    VarlenCase("M3-dropout", *_UNEVEN, options={"dropout_p": 0.3}),
     VarlenCase(
-        "dropout-causal", *_UNEVEN, sizes=(4, 2, 64, 64), options={"dropout_p": 0.1}, spare=3,
+        "M3-dropout-causal", *_UNEVEN, sizes=(4, 2, 64, 64), options={"dropout_p": 0.1}, spare=3,
         mask=masks.causal("bottom_right"),
     ),
     VarlenCase("dropout-bias", *_UNEVEN, options={"dropout_p": 0.3}, bias=added("H", "Q", "K")),

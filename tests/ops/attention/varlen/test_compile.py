@@ -101,6 +101,7 @@ def test_it_compiles_to_one_graph_with_its_gradient(dynamic):
 
 @pytest.mark.parametrize("as_tensors", [False, True], ids=["int", "tensor"])
 def test_other_lengths_and_bounds_do_not_recompile(as_tensors):
+    """A19 of the reported inputs, among others."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     counts = []

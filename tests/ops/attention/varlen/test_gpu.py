@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -13,6 +14,11 @@ from tests.ops.attention.varlen.cases import VarlenCase
 import tileloom
 from tileloom import knobs, masks
 from tileloom.errors import OptionError
+from tileloom.ops import record_choices
+from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
+from tileloom.ops.attention.config_backward import TritonBackwardConfig
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+from tileloom.target import target_of_device
 from tileloom.testing import poisoned_memory
 
 pytestmark = [
@@ -42,8 +48,6 @@ def _offsets(lens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_outputs_and_gradients(case):
-    if case.options.get("dropout_p"):
-        pytest.importorskip("tileloom.ops.attention.philox")
     inputs = case.inputs("cuda")
     with poisoned_memory():
         out, lse = cases.call(inputs)
@@ -128,3 +132,29 @@ def test_a_graph_replays_with_other_lengths_and_nothing_waits(as_tensors):
     graph.replay()
     for ours, theirs in zip(results, step()):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_a_plan_is_found_again_for_other_lengths_of_the_same_rows():
+    shape = ((40, 0, 90), (70, 30, 30)), ((5, 60, 65), (1, 128, 1))
+    for lens_q, lens_k in shape * 2:
+        case = VarlenCase("plan", lens_q, lens_k, (2, 2, 64, 64), BF16, mask=masks.causal())
+        inputs = replace(case.inputs("cuda"), bounds=(130, 130))
+        out, lse = cases.call(inputs)
+        cases.check(inputs, out, lse)
+        cases.check_gradients(inputs, cases.gradients(inputs))
+
+
+@pytest.mark.parametrize("backend", ["triton", "gluon_sm90"])
+def test_each_backend_by_its_name(backend):
+    if backend == "gluon_sm90" and target_of_device(torch.device("cuda")).capability != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    case = VarlenCase("backend", _LONG, _LONG[::-1], (4, 2, 128, 128), BF16)
+    inputs = case.inputs("cuda")
+    config = TritonConfig() if backend == "triton" else GluonSm90Config()
+    backward = TritonBackwardConfig() if backend == "triton" else GluonSm90BackwardConfig()
+    with record_choices() as made:
+        out, lse = cases.call(inputs, config=config)
+        found = cases.gradients(inputs, config=config, backward_config=backward)
+    assert {choice.backend for choice in made} == {backend}
+    cases.check(inputs, out, lse)
+    cases.check_gradients(inputs, found)

@@ -10,6 +10,7 @@ from tests.ops.attention.varlen.cases import VarlenCase
 
 import tileloom
 from tileloom import masks
+from tileloom.ops import record_choices
 from tileloom.ops.attention import attention_reference, attention_varlen_reference
 from tileloom.testing import poisoned_memory
 
@@ -144,3 +145,19 @@ def test_dropout_is_that_of_the_padded_batch():
         torch.testing.assert_close(
             out[offsets[0][s] : offsets[0][s + 1]], expected[s, :, :n].transpose(0, 1)
         )
+
+
+def test_autocast_casts_as_it_does_for_attention():
+    inputs = VarlenCase("autocast", (5, 3), (4, 7), dtype=FP32).inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tileloom.attention_varlen(*inputs.arguments())
+    halves = [t.to(BF16) for t in inputs.tensors]
+    assert torch.equal(out, tileloom.attention_varlen(*halves, *inputs.offsets, *inputs.bounds))
+
+
+def test_the_choice_has_the_name_of_the_function():
+    inputs = VarlenCase("choice", (5, 3), (4, 7), dtype=FP32).inputs()
+    with record_choices() as made:
+        cases.gradients(inputs)
+    assert [choice.op for choice in made] == ["attention_varlen", "attention_varlen_bwd"]
+    assert made[0].problem.packed.totals == (8, 11)
