@@ -324,7 +324,8 @@ def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:
         if widest <= 64:
             if target.capability[0] == 10:
                 return TritonConfig(32, 32 if widest <= 32 else 16, 4 if widest <= 32 else 8, 1, 16)
-            return TritonConfig(64, 32, 4 if widest <= 32 else 8, 1, 16)
+            is_light = widest <= 32 and not (problem.dropout_p and problem.has_bias)
+            return TritonConfig(64, 32, 4 if is_light else 8, 1, 16)
         if widest == 128:
             return TritonConfig(32, 32, 8, 1, 16)
         return TritonConfig(32, 16, 8, 1, 16) if widest == 256 else TritonConfig(16, 16, 8, 1, 16)
