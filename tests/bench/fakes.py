@@ -58,7 +58,8 @@ class OneMs(FakeTimer):
 
 
 def right(inputs: Inputs, is_causal: bool) -> torch.Tensor:
-    return chunked_attention(inputs, is_causal=is_causal, compute_dtype=inputs.q.dtype)
+    case = AttentionCase("right", 1, 1, 1, 1, 1, 1, is_causal)
+    return chunked_attention(inputs, case, compute_dtype=inputs.q.dtype)
 
 
 def contender(

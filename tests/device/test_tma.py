@@ -22,9 +22,9 @@ pytestmark = [
 
 def copy_box(x, y, at_load, at_store, rows, width):
     from tests.device.kernels import copy_box_kernel
-    from tileloom.ops.attention.kernel_gluon_sm90_fwd import _descriptor
+    from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 
-    source, target = _descriptor(x, rows, width), _descriptor(y, rows, width)
+    source, target = descriptor(x, rows, width), descriptor(y, rows, width)
     copy_box_kernel[(1,)](source, target, *at_load, *at_store, num_warps=4)
 
 

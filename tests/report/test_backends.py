@@ -17,7 +17,7 @@ def calls():
             q, k, v = torch.randn(3, batch, 4, length, 32)
             attention(q, k, v, mask=masks.key_lengths(torch.full((batch,), 9)))
         q, k, v = torch.randn(3, 2, 4, 24, 32)
-        attention(q, k, v, mask=torch.ones(24, 24, dtype=torch.bool))
+        attention(q, k, v, mask=torch.ones(24, 24, dtype=torch.bool), scale=-1.0)
         attention(q, k[:, :2], v[:, :2], is_causal=True)
         attention(q, k, v, config=ReferenceConfig())
     return choices
@@ -38,7 +38,7 @@ def test_calls_that_differ_in_size_only_share_a_row():
             "float32, batch 2, 4 heads of 32, 24 queries, 24 keys, a bool mask",
             "reference",
             (cpu,),
-            "triton (gluon_sm90: a bool mask tensor is given)",
+            "triton (gluon_sm90: scale -1.0 is not positive)",
         ),
         BackendRow(
             1,
@@ -68,4 +68,4 @@ def test_refusals_are_told_where_there_is_a_choice():
     ]
     assert rows[0].why == ("the first backend that takes the call",)
     assert rows[1].why[1] == "gluon_sm90 refused: dtype torch.float32 is not float16 or bfloat16"
-    assert rows[2].why[1].endswith("is not float16 or bfloat16; a bool mask tensor is given")
+    assert rows[2].why[1].endswith("is not float16 or bfloat16; scale -1.0 is not positive")

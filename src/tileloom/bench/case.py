@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,13 @@ import torch
 
 from tileloom.bench.contender import Inputs
 from tileloom.errors import OptionError
+
+BIASES = {
+    "heads": (False, True, True, True),
+    "full": (True, True, True, True),
+    "keys": (True, False, False, True),
+}
+"""Which of the dimensions B, H, Lq and Lk a bias has for itself."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -32,6 +40,11 @@ class AttentionCase:
         is_causal: Whether a query sees only the keys up to its own position.
         dtype_name: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
         direction: ``"forward"`` or ``"backward"``.
+        bias: Which bias is added to the scores: ``""`` for none, or a key of `BIASES`.
+        bias_gradient: Whether a backward gives the gradient of the bias too.
+        dropout_p: Probability that a score is dropped.
+        window: With `is_causal`: how many keys to the left of its own position a query sees; 0 for
+            all.
     """
 
     name: str
@@ -44,6 +57,10 @@ class AttentionCase:
     is_causal: bool
     dtype_name: str = "bfloat16"
     direction: str = "forward"
+    bias: str = ""
+    bias_gradient: bool = False
+    dropout_p: float = 0.0
+    window: int = 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,9 +70,32 @@ class AttentionCase:
     @property
     def flops(self) -> float:
         """FLOP of two matrix products, of five for a backward; causal counts half, by custom."""
-        scores = self.batch * self.heads_q * self.len_q * self.len_k
         products = 4.0 if self.direction == "forward" else 10.0
-        return products * scores * self.head_dim * (0.5 if self.is_causal else 1.0)
+        return products * self.scores * self.head_dim
+
+    @property
+    def scores(self) -> float:
+        """Scores that are computed; causal counts half, a window exactly."""
+        heads = self.batch * self.heads_q
+        if self.window:
+            seen = [min(i, self.window) + 1 for i in range(self.len_q)]
+            return float(heads * sum(seen))
+        return heads * self.len_q * self.len_k * (0.5 if self.is_causal else 1.0)
+
+    @property
+    def bias_shape(self) -> tuple[int, int, int, int]:
+        """Shape of the bias, if there is one."""
+        whole = (self.batch, self.heads_q, self.len_q, self.len_k)
+        own = BIASES.get(self.bias, (False,) * 4)
+        return (*(n if has else 1 for n, has in zip(whole, own)),)  # pyright: ignore[reportReturnType]
+
+    @property
+    def bias_bytes(self) -> int:
+        """Bytes of the bias, twice where its gradient is written."""
+        if not self.bias:
+            return 0
+        wanted = self.direction == "backward" and self.bias_gradient
+        return math.prod(self.bias_shape) * self.dtype.itemsize * (2 if wanted else 1)
 
     @property
     def input_bytes(self) -> int:
@@ -67,7 +107,9 @@ class AttentionCase:
     def bytes_moved(self) -> int:
         """Bytes of q, k, v and o, and of their gradients: the least that a kernel must move."""
         out = self.batch * self.heads_q * self.len_q * self.head_dim * self.dtype.itemsize
-        return (self.input_bytes + out) * (1 if self.direction == "forward" else 2)
+        return (self.input_bytes + out) * (
+            1 if self.direction == "forward" else 2
+        ) + self.bias_bytes
 
     def inputs(self, device: torch.device, seed: int) -> Inputs:
         """Make one set of inputs.
@@ -90,7 +132,12 @@ class AttentionCase:
         k = draw(self.heads_kv, self.len_k)
         v = draw(self.heads_kv, self.len_k)
         is_forward = self.direction == "forward"
-        return Inputs(q, k, v, None if is_forward else draw(self.heads_q, self.len_q))
+        dout = None if is_forward else draw(self.heads_q, self.len_q)
+        bias = None
+        if self.bias:
+            options: dict[str, Any] = {"device": device, "dtype": self.dtype}
+            bias = torch.randn(self.bias_shape, generator=generator, **options)
+        return Inputs(q, k, v, dout, bias)
 
 
 def _read(entry: Any, path: Path) -> AttentionCase:
@@ -99,13 +146,14 @@ def _read(entry: Any, path: Path) -> AttentionCase:
         raise OptionError(f"bench: {path} has a case that is not an object: {entry!r}.")
     values = cast("dict[str, Any]", entry)
     unknown = sorted(set(values) - set(known))
-    missing = sorted(set(known) - set(values) - {"dtype_name", "direction"})
+    optional = {field.name for field in fields(AttentionCase) if field.default is not MISSING}
+    missing = sorted(set(known) - set(values) - optional)
     if unknown or missing:
         raise OptionError(
             f"bench: case {values.get('name')!r} of {path} lacks {missing} and has unknown fields "
             f"{unknown}; a case has {sorted(known)}."
         )
-    kinds: dict[str, type] = {"str": str, "int": int, "bool": bool}
+    kinds: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float}
     for name, value in values.items():
         kind = kinds[str(known[name])]
         if type(value) is not kind or (isinstance(value, int) and kind is int and value < 1):
@@ -123,6 +171,11 @@ def _read(entry: Any, path: Path) -> AttentionCase:
         raise OptionError(
             f"bench: case {case.name!r} of {path} has direction={case.direction!r}; it must be "
             "forward or backward."
+        )
+    if case.bias not in ("", *BIASES):
+        raise OptionError(
+            f"bench: case {case.name!r} of {path} has bias={case.bias!r}; it must be one of "
+            f"{', '.join(BIASES)}."
         )
     return case
 

@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """One set of inputs: `[B, H, L, D]` each; for a backward `dout`, the gradient of O, too."""
+    """One set of inputs: `[B, H, L, D]` each; for a backward `dout`, the gradient of O, too.
+
+    `bias` broadcasts to `[B, H, Lq, Lk]`.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     dout: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
 
 Call = Callable[[], Any]
@@ -55,6 +59,8 @@ class Contender:
         read: Turns an output, or a gradient, into `[B, H, L, D]`; not timed.
         scope: Makes the context inside which the calls run; entered outside the timing.
         describe: What there is to know of how it runs the case: backend, config, source, ...
+        has_own_mask: Whether its dropout mask is not that of PyTorch's generator, so that its
+            results cannot be judged.
     """
 
     name: str
@@ -65,8 +71,10 @@ class Contender:
     read: Callable[[Any], torch.Tensor] = _as_is
     scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     describe: Callable[[AttentionCase, Inputs], Mapping[str, Any]] = _nothing_known
+    has_own_mask: bool = False
 
     def laid_out(self, inputs: Inputs) -> Inputs:
         """Return inputs in the layout of this contender."""
         given = (inputs.q, inputs.k, inputs.v, inputs.dout)
-        return Inputs(*(None if t is None else self.layout(t) for t in given))  # pyright: ignore[reportArgumentType]
+        laid = [None if t is None else self.layout(t) for t in given]
+        return Inputs(*laid, bias=inputs.bias)  # pyright: ignore[reportArgumentType]

@@ -6,6 +6,7 @@ import torch
 
 from tileloom.bench.case import AttentionCase
 from tileloom.bench.contender import Call, Contender, Inputs
+from tileloom.bench.scores import Kept, bias_of, hide
 
 Results = tuple[torch.Tensor, ...]
 
@@ -21,11 +22,16 @@ def backward_call(contender: Contender, case: AttentionCase, inputs: Inputs) -> 
         inputs: q, k, v and dout in the contender's layout.
 
     Returns:
-        A call that gives dq, dk and dv in that layout; the graph is kept from call to call.
+        A call that gives dq, dk and dv in that layout, and dbias where the case wants it; the
+        graph is kept from call to call.
     """
     leaves = tuple(t.detach().requires_grad_() for t in (inputs.q, inputs.k, inputs.v))
+    bias = inputs.bias
+    if bias is not None and case.bias_gradient:
+        bias = bias.detach().requires_grad_()
+        leaves = (*leaves, bias)
     with torch.enable_grad(), contender.scope():
-        out = contender.prepare(case, Inputs(*leaves))()
+        out = contender.prepare(case, Inputs(*leaves[:3], bias=bias))()
     out = out[0] if isinstance(out, tuple) else out
     return lambda: torch.autograd.grad(out, leaves, inputs.dout, retain_graph=True)
 
@@ -47,36 +53,51 @@ def joined(tensor: torch.Tensor) -> torch.Tensor:
     return flat.reshape(-1, _TOGETHER * flat.shape[1])
 
 
-def head_gradients(inputs: Inputs, *, is_causal: bool, compute_dtype: torch.dtype) -> Results:
+def head_gradients(
+    inputs: Inputs, case: AttentionCase, kept: Kept, *, compute_dtype: torch.dtype
+) -> Results:
     """Compute dQ, dK and dV by the formula, every step in `compute_dtype`, head by head.
 
     Args:
         inputs: q `[B, Hq, Lq, D]`, k and v `[B, Hkv, Lk, D]`, dout as q; Hkv divides Hq.
-        is_causal: Whether row i sees only keys up to i.
+        case: Masks, dropout, and whether dbias is wanted.
+        kept: Gives the scores that dropout keeps.
         compute_dtype: Dtype of every step and of the results.
 
     Returns:
-        dq, dk and dv.
+        dq, dk and dv, and dbias if it is wanted.
 
     Memory: the results, and about four matrices `[Lq, Lk]`.
     """
     tensors = (inputs.q, inputs.k, inputs.v)
     assert inputs.dout is not None
     dq, dk, dv = (torch.zeros_like(t, dtype=compute_dtype) for t in tensors)
+    dbias = None
+    if inputs.bias is not None and case.bias_gradient:
+        dbias = torch.zeros_like(inputs.bias, dtype=compute_dtype)
     scale = inputs.q.shape[3] ** -0.5
-    group = inputs.q.shape[1] // inputs.k.shape[1]
-    for b in range(inputs.q.shape[0]):
-        for h in range(inputs.q.shape[1]):
+    batch, heads, len_q, _ = inputs.q.shape
+    group = heads // inputs.k.shape[1]
+    rows = slice(0, len_q)
+    for b in range(batch):
+        for h in range(heads):
             q, do = (t[b, h].to(compute_dtype) for t in (inputs.q, inputs.dout))
             k, v = (t[b, h // group].to(compute_dtype) for t in (inputs.k, inputs.v))
             scores = q @ k.t() * scale
-            if is_causal:
-                hidden = torch.ones_like(scores, dtype=torch.bool).triu_(1)
-                scores.masked_fill_(hidden, float("-inf"))
+            if inputs.bias is not None:
+                scores += bias_of(inputs.bias, b, h, rows).to(compute_dtype)
+            hide(scores, case, rows)
             p = torch.softmax(scores, 1)
             dp = do @ v.t()
+            dropped = p
+            if case.dropout_p:
+                factor = kept(case, b * heads + h, rows).to(compute_dtype) / (1 - case.dropout_p)
+                dp *= factor
+                dropped = p * factor
             ds = p * (dp - (p * dp).sum(1, keepdim=True))
             dq[b, h] = ds @ k * scale
             dk[b, h // group] += ds.t() @ q * scale
-            dv[b, h // group] += p.t() @ do
-    return dq, dk, dv
+            dv[b, h // group] += dropped.t() @ do
+            if dbias is not None:
+                bias_of(dbias, b, h, rows).add_(ds)
+    return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)

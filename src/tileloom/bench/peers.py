@@ -20,15 +20,21 @@ from tileloom.bench.contender import Call, Contender, Inputs
 from tileloom.errors import OptionError
 
 
-def _sdpa(name: str, backend: SDPBackend) -> Contender:
+def _sdpa(name: str, backend: SDPBackend, *, has_own_mask: bool = False) -> Contender:
     def prepare(case: AttentionCase, inputs: Inputs) -> Call:
-        q, k, v = inputs.q, inputs.k, inputs.v
-        causal, grouped = case.is_causal, case.heads_q != case.heads_kv
+        q, k, v, bias = inputs.q, inputs.k, inputs.v, inputs.bias
+        causal, grouped, p = case.is_causal, case.heads_q != case.heads_kv, case.dropout_p
 
         def call() -> torch.Tensor:
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            return scaled_dot_product_attention(
+                q, k, v, bias, dropout_p=p, is_causal=causal, enable_gqa=grouped
+            )
 
         return call
+
+    def refuse(case: AttentionCase, inputs: Inputs) -> str | None:
+        del inputs
+        return "SDPA has no windows" if case.window else None
 
     def describe(case: AttentionCase, inputs: Inputs) -> Mapping[str, Any]:
         del case, inputs
@@ -37,7 +43,9 @@ def _sdpa(name: str, backend: SDPBackend) -> Contender:
     def scope() -> contextlib.AbstractContextManager[Any]:
         return cast("Any", sdpa_kernel)([backend])
 
-    return Contender(name, "peer", prepare, scope=scope, describe=describe)
+    return Contender(
+        name, "peer", prepare, refuse, scope=scope, describe=describe, has_own_mask=has_own_mask
+    )
 
 
 def _why(error: BaseException) -> str:
@@ -63,12 +71,17 @@ def _fa4() -> Contender:
             return f"flash_attn.cute cannot be imported ({_why(error)})"
         if case.is_causal and case.len_q != case.len_k:
             return "its causal mask counts from the bottom right corner, the case's from the top"
+        if case.bias or case.dropout_p:
+            return "it has neither biases nor dropout"
         return None
 
     def prepare(case: AttentionCase, inputs: Inputs) -> Call:
         function: Any = importlib.import_module("flash_attn.cute").flash_attn_func
-        q, k, v, causal = inputs.q, inputs.k, inputs.v, case.is_causal
-        return lambda: function(q, k, v, causal=causal)
+        q, k, v = inputs.q, inputs.k, inputs.v
+        options: dict[str, Any] = {"causal": case.is_causal}
+        if case.window:
+            options["window_size"] = (case.window, 0)
+        return lambda: function(q, k, v, **options)
 
     def read(out: Any) -> torch.Tensor:
         return cast("Any", out[0] if isinstance(out, tuple) else out).transpose(1, 2)
@@ -104,12 +117,17 @@ def _flex() -> Contender:
         del case, inputs
         return {"backend": "torch.compile(flex_attention)"}
 
-    return Contender("flex", "peer", prepare, describe=describe)
+    def refuse(case: AttentionCase, inputs: Inputs) -> str | None:
+        del inputs
+        is_plain = not (case.bias or case.dropout_p or case.window)
+        return None if is_plain else "it is only measured without bias, dropout and window"
+
+    return Contender("flex", "peer", prepare, refuse, describe=describe)
 
 
 PEERS: Mapping[str, Callable[[], Contender]] = {
-    "cudnn": lambda: _sdpa("cudnn", SDPBackend.CUDNN_ATTENTION),
-    "flash": lambda: _sdpa("flash", SDPBackend.FLASH_ATTENTION),
+    "cudnn": lambda: _sdpa("cudnn", SDPBackend.CUDNN_ATTENTION, has_own_mask=True),
+    "flash": lambda: _sdpa("flash", SDPBackend.FLASH_ATTENTION, has_own_mask=True),
     "efficient": lambda: _sdpa("efficient", SDPBackend.EFFICIENT_ATTENTION),
     "fa4": _fa4,
     "flex": _flex,

@@ -11,8 +11,10 @@ from collections.abc import Generator
 
 import torch
 
+from tileloom.bench.case import AttentionCase
 from tileloom.bench.contender import Inputs
 from tileloom.bench.gradients import head_gradients
+from tileloom.bench.scores import Kept, bias_of, hide, none_kept
 
 # Scores of one chunk: 512 MiB in float64, of which a few copies live at a time.
 CHUNK = 2**26
@@ -42,16 +44,18 @@ def _plain_arithmetic() -> Generator[None]:
 
 def chunked_attention(
     inputs: Inputs,
+    case: AttentionCase,
+    kept: Kept = none_kept,
     *,
-    is_causal: bool,
     compute_dtype: torch.dtype,
     chunk: int = CHUNK,
 ) -> torch.Tensor:
-    """Compute `softmax(Q K^T / sqrt(D)) V` with every step in `compute_dtype`.
+    """Compute `softmax(Q K^T / sqrt(D) + bias) V` with every step in `compute_dtype`.
 
     Args:
-        inputs: q `[B, Hq, L, D]`, k and v `[B, Hkv, L, D]`; Hkv divides Hq.
-        is_causal: Whether row i sees only keys up to i.
+        inputs: q `[B, Hq, L, D]`, k and v `[B, Hkv, L, D]`; Hkv divides Hq; a bias or none.
+        case: Masks and dropout.
+        kept: Gives the scores that dropout keeps.
         compute_dtype: Dtype of every step and of the result.
         chunk: Most scores that are held at a time.
 
@@ -62,56 +66,47 @@ def chunked_attention(
     """
     batch, heads, len_q, head_dim = inputs.q.shape
     len_k, group = inputs.k.shape[2], heads // inputs.k.shape[1]
-    q = inputs.q.reshape(batch * heads, len_q, head_dim)
-    k, v = (
-        t.repeat_interleave(group, 1).reshape(batch * heads, len_k, head_dim)
-        if group > 1
-        else t.reshape(batch * heads, len_k, head_dim)
-        for t in (inputs.k, inputs.v)
-    )
-    out = torch.empty(batch * heads, len_q, head_dim, dtype=compute_dtype, device=q.device)
-    some_heads = max(1, min(batch * heads, chunk // (len_q * len_k)))
-    some_rows = max(1, min(len_q, chunk // (some_heads * len_k)))
+    out = torch.empty(inputs.q.shape, dtype=compute_dtype, device=inputs.q.device)
+    some_rows = max(1, min(len_q, chunk // len_k))
     with _plain_arithmetic(), torch.no_grad():
-        for h in range(0, batch * heads, some_heads):
-            heads_of = slice(h, h + some_heads)
-            keys, values = k[heads_of].to(compute_dtype), v[heads_of].to(compute_dtype)
-            for r in range(0, len_q, some_rows):
-                last = min(r + some_rows, len_q)
-                seen = min(len_k, last) if is_causal else len_k
-                scores = torch.matmul(
-                    q[heads_of, r:last].to(compute_dtype), keys[:, :seen].transpose(1, 2)
-                )
+        for index in range(batch * heads):
+            b, h = divmod(index, heads)
+            keys, values = (t[b, h // group].to(compute_dtype) for t in (inputs.k, inputs.v))
+            for first in range(0, len_q, some_rows):
+                rows = slice(first, min(first + some_rows, len_q))
+                seen = min(len_k, rows.stop) if case.is_causal else len_k
+                scores = torch.matmul(inputs.q[b, h, rows].to(compute_dtype), keys[:seen].t())
                 scores *= head_dim**-0.5
-                if is_causal:
-                    row = torch.arange(r, last, device=q.device)[:, None]
-                    hidden = torch.arange(seen, device=q.device)[None] > row
-                    scores.masked_fill_(hidden, float("-inf"))
-                out[heads_of, r:last] = torch.matmul(torch.softmax(scores, 2), values[:, :seen])
-    return out.reshape(batch, heads, len_q, head_dim)
+                if inputs.bias is not None:
+                    scores += bias_of(inputs.bias, b, h, rows)[:, :seen].to(compute_dtype)
+                hide(scores, case, rows)
+                weights = torch.softmax(scores, 1)
+                if case.dropout_p:
+                    weights = weights * kept(case, index, rows)[:, :seen] / (1 - case.dropout_p)
+                out[b, h, rows] = torch.matmul(weights, values[:seen])
+    return out
 
 
 def reference_pair(
-    inputs: Inputs, *, is_causal: bool
+    inputs: Inputs, case: AttentionCase, kept: Kept = none_kept
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
     """Give what the accuracy rule compares with.
 
     Args:
-        inputs: q, k and v; dout where it is about the backward.
-        is_causal: Whether row i sees only keys up to i.
+        inputs: q, k and v; dout where it is about the backward; a bias or none.
+        case: Masks, dropout, and whether dbias is wanted.
+        kept: Gives the scores that dropout keeps.
 
     Returns:
         The right results in float64, and the plain formula with every step in the inputs' dtype:
-        O alone, or dq, dk and dv.
+        O alone, or dq, dk and dv, and dbias.
     """
     both = (torch.float64, inputs.q.dtype)
     if inputs.dout is None:
         right, plain = (
-            (chunked_attention(inputs, is_causal=is_causal, compute_dtype=dtype),) for dtype in both
+            (chunked_attention(inputs, case, kept, compute_dtype=dtype),) for dtype in both
         )
         return right, plain
     with _plain_arithmetic(), torch.no_grad():
-        right, plain = (
-            head_gradients(inputs, is_causal=is_causal, compute_dtype=dtype) for dtype in both
-        )
+        right, plain = (head_gradients(inputs, case, kept, compute_dtype=dtype) for dtype in both)
     return right, plain

@@ -16,6 +16,7 @@ from tileloom.bench.contender import Call, Contender, Inputs
 from tileloom.bench.gradients import Results, backward_call, joined
 from tileloom.bench.machine import CardState
 from tileloom.bench.reference import reference_pair
+from tileloom.bench.scores import Kept, none_kept
 from tileloom.bench.stats import Ratio, Summary, quantile, ratio_of, summarise
 from tileloom.bench.timer import Plan, Runner, Timed, Timer, interleave
 
@@ -92,6 +93,8 @@ class Session:
         compare: Names of further contenders to give ratios to.
         card: Gives the state of the card between two times of `time.perf_counter`.
         step: Told what is about to be done, for progress and for the watchdog.
+        kept: Gives the scores that dropout keeps, drawn after `seed`.
+        seed: Seeds PyTorch's generator, before a result with dropout that is judged.
     """
 
     device: torch.device
@@ -104,6 +107,8 @@ class Session:
     compare: tuple[str, ...] = ()
     card: Callable[[float, float], CardState | None] = lambda start, end: None
     step: Callable[[str], None] = lambda text: None
+    kept: Kept = none_kept
+    seed: Callable[[], None] = lambda: None
 
 
 def _as_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,8 +158,10 @@ def _check(
 ) -> str | None:
     """Judge the output, or each gradient; the reason why one is wrong, or None."""
     is_forward = case.direction == "forward"
+    if case.dropout_p and contender.has_own_mask:
+        return None
     for name, given, *exact in zip(
-        ("output",) if is_forward else ("dq", "dk", "dv"),
+        ("output",) if is_forward else ("dq", "dk", "dv", "dbias"),
         (output,) if is_forward else output,
         *pair,
     ):
@@ -171,9 +178,10 @@ def _check(
     return None
 
 
-def _call(contender: Contender, case: AttentionCase, inputs: Inputs) -> Call:
+def _call(contender: Contender, case: AttentionCase, inputs: Inputs, session: Session) -> Call:
     """Make, outside the timing, the call that is timed."""
     own = contender.laid_out(inputs)
+    session.seed()  # a backward's forward runs now
     if case.direction == "forward":
         return contender.prepare(case, own)
     return backward_call(contender, case, own)
@@ -195,8 +203,9 @@ def _admit(
             if reason is not None:
                 return Entry(contender.name, contender.side, "refused", reason)
             about = dict(contender.describe(case, sets[0]))
-            calls = [_call(contender, case, inputs) for inputs in sets]
+            calls = [_call(contender, case, inputs, session) for inputs in sets]
             _poison(case, session.device)
+            session.seed()
             with contender.scope():
                 output = calls[0]()
             session.timer.finish()
@@ -209,6 +218,8 @@ def _admit(
             return entry
     if wrong is not None:
         return Entry(contender.name, contender.side, "wrong", wrong, about)
+    if case.dropout_p and contender.has_own_mask:
+        about = {**about, "judged": "no: its dropout mask is its own"}
     if caught:
         about = {**about, "warnings": list(dict.fromkeys(str(w.message) for w in caught))}
     return _Ready(contender, calls, about)
@@ -222,6 +233,7 @@ def _recheck(
     try:
         with ready.contender.scope():
             for call in ready.calls[::-1]:
+                session.seed()
                 output = call()
         session.timer.finish()
         wrong = _check(case, ready.contender, output, pair, session)
@@ -302,7 +314,7 @@ def run_cell(case: AttentionCase, contenders: Sequence[Contender], session: Sess
     session.step(f"{case.name}: inputs and reference")
     count = sets_for(case, session.l2_bytes)
     sets = [case.inputs(session.device, seed) for seed in range(count)]
-    pair = reference_pair(sets[0], is_causal=case.is_causal)
+    pair = reference_pair(sets[0], case, session.kept)
     for right, plain in zip(*pair):  # the baseline passes its own rule, or the case is no good
         session.judge(
             *map(joined if case.direction == "backward" else _as_is, (plain, right, plain))

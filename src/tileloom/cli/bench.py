@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileloom.cli.bench_ours import DROPOUT_SEED, OURS, kept_by_dropout, ours, read_config
 from tileloom.errors import OptionError, TileloomError
 
 if TYPE_CHECKING:
@@ -25,10 +26,7 @@ if TYPE_CHECKING:
     from tileloom.bench.ceilings import Ceilings
     from tileloom.bench.machine import Watch
     from tileloom.bench.watchdog import Watchdog
-    from tileloom.ops._op import Choice
-    from tileloom.ops.attention.config import AttentionConfig
 
-OURS = "tileloom"
 _NO_GPU = (
     "bench: this machine has no GPU that PyTorch can use (torch.cuda.is_available() is False); "
     "times of a CPU say nothing about the kernels. Try: a machine with an NVIDIA GPU, or "
@@ -68,6 +66,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--baseline", metavar="NAME",
         help="whom all others are compared with; default: cudnn, else the first contender")
     add("--backward", action="store_true", help="attention: measure the backward instead")
+    add("--features", action="store_true",
+        help="attention: measure biases, dropout, windows and grouped heads beside the plain "
+        "kernel; cases of benchmarks/attention_features.json, peers cudnn and efficient")
     add("--rounds", type=int, metavar="N", help="samples of each contender; default 9, quick 5")
     add("--quick", action="store_true", help="fewer peers, shorter samples: 90 s in all")
     add("--budget", type=float, metavar="SECONDS",
@@ -107,6 +108,12 @@ class _Run:
 
         return judge_bars(self.bars, self.cells)
 
+    @property
+    def operator(self) -> str:
+        """What the record says is measured."""
+        what = "attention_features_" if self.args.features else "attention_"
+        return what + ("bwd" if self.args.backward else "fwd")
+
     def keep(self) -> None:
         """Write the record, if the caller wants one."""
         from tileloom.bench import document, save
@@ -116,7 +123,7 @@ class _Run:
         save(
             self.args.out,
             document(
-                operator="attention_bwd" if self.args.backward else "attention_fwd",
+                operator=self.operator,
                 date=self.date,
                 code=self.code,
                 machine=self.machine,
@@ -149,112 +156,12 @@ def _shipped(name: str) -> Path:
     )
 
 
-def _choice(
-    case: AttentionCase,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    config: AttentionConfig | None,
-) -> Choice:
-    """Ask the operator's dispatch what it takes for a case."""
-    from tileloom.ops.attention.config import choose
-    from tileloom.ops.attention.config_backward import choose_backward
-    from tileloom.ops.attention.masks import Band, causal
-    from tileloom.ops.attention.problem import AttentionProblem, Layout
-    from tileloom.target import target_of
-
-    problem = AttentionProblem(
-        *(case.batch, case.heads_q, case.heads_kv, case.len_q, case.len_k),
-        *(case.head_dim, case.head_dim),
-        dtype=case.dtype,
-        scale=case.head_dim**-0.5,
-        q=Layout.of(q),
-        k=Layout.of(k),
-        v=Layout.of(v),
-        band=causal().band if case.is_causal else Band(),
-    )
-    if case.direction == "backward":
-        return choose_backward(problem, target_of(q))
-    return choose(problem, target_of(q), config)
-
-
-def ours(name: str, config: AttentionConfig | None) -> Contender:
-    """Make a contender of `tileloom.attention`.
-
-    Args:
-        name: The column's name.
-        config: An explicit config, or None for what the dispatch chooses.
-
-    Returns:
-        The contender. It refuses a case that only the reference would take: that is no kernel.
-    """
-    from tileloom.bench import Contender, Inputs
-    from tileloom.ops.attention.api import attention
-
-    def decided(case: AttentionCase, inputs: Inputs) -> Choice:
-        return _choice(case, inputs.q, inputs.k, inputs.v, config)
-
-    def refuse(case: AttentionCase, inputs: Inputs) -> str | None:
-        try:
-            choice = decided(case, inputs)
-        except TileloomError as error:
-            return str(error)
-        if choice.backend != "reference":
-            return None
-        why = [f"{backend}: {'; '.join(texts)}" for backend, texts in choice.refused.items()]
-        return " | ".join(["only the reference takes it, which is no kernel", *why])
-
-    def describe(case: AttentionCase, inputs: Inputs) -> dict[str, Any]:
-        choice = decided(case, inputs)
-        return {
-            "backend": choice.backend,
-            "config": choice.config.encode(),
-            "source": choice.source,
-            "refused": {name: list(why) for name, why in choice.refused.items()},
-        }
-
-    def prepare(case: AttentionCase, inputs: Inputs) -> Any:
-        q, k, v, is_causal = inputs.q, inputs.k, inputs.v, case.is_causal
-        return lambda: attention(q, k, v, is_causal=is_causal, config=config)
-
-    return Contender(name, "ours", prepare, refuse=refuse, describe=describe)
-
-
-def read_config(text: str) -> tuple[AttentionConfig, str]:
-    """Read one `--config`.
-
-    Args:
-        text: `config.encode()` of a config, after `CASES@` if it is for some cases only.
-
-    Returns:
-        The config, and the pattern of case names (``"*"`` without `CASES@`).
-
-    Raises:
-        OptionError: If no config is written so.
-    """
-    from tileloom.ops.attention.config import GluonSm90Config, TritonConfig, decode
-
-    cases, at, rest = text.rpartition("@")
-    try:
-        config = decode(rest)
-    except (ValueError, IndexError, TypeError):
-        config = None
-    # Fields left out at the end have their defaults; all others must come back as they are.
-    if config is None or not f"{config.encode()},".startswith(f"{rest},"):
-        raise OptionError(
-            f"bench: --config {text!r} is no config; it must be a text of config.encode(), after "
-            f"CASES@ if it is for some cases only. Try: --config {GluonSm90Config().encode()} or "
-            f"--config 'd64-*@{TritonConfig().encode()}'."
-        )
-    return config, cases if at else "*"
-
-
 def _contenders(args: argparse.Namespace) -> list[tuple[Contender, str]]:
     """Peers, then ours, then the explicit configs; each with the pattern of its cases."""
     from tileloom.bench import attention_peers
     from tileloom.bench.peers import DEFAULT_PEERS, QUICK_PEERS
 
-    names = QUICK_PEERS if args.quick else DEFAULT_PEERS
+    names = QUICK_PEERS if args.quick or args.features else DEFAULT_PEERS
     if args.peers is not None:
         names = [n.strip() for n in args.peers.split(",") if n.strip() not in ("", "none")]
     chosen = [(peer, "*") for peer in attention_peers(names)]
@@ -293,7 +200,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 def _bars(args: argparse.Namespace) -> Sequence[Bar]:
     from tileloom.bench import load_bars
 
-    if args.bars == "none" or (args.backward and args.bars is None):
+    if args.bars == "none" or ((args.backward or args.features) and args.bars is None):
         return ()
     return load_bars(_shipped("attention_bars.json") if args.bars is None else Path(args.bars))
 
@@ -308,7 +215,8 @@ def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
     from tileloom.bench import load_cases, select
     from tileloom.bench.machine import describe_machine, git_state, now
 
-    path = args.cases_file or _shipped("attention_cases.json")
+    shipped = "attention_features.json" if args.features else "attention_cases.json"
+    path = args.cases_file or _shipped(shipped)
     contenders = _contenders(args)
     return _Run(
         args,
@@ -324,6 +232,8 @@ def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
 
 
 def _session(job: _Run, device: torch.device, watch: Watch, dog: Watchdog) -> Session:
+    import torch
+
     from tileloom.bench import DeviceTimer, Session
     from tileloom.testing import assert_accurate
 
@@ -338,6 +248,8 @@ def _session(job: _Run, device: torch.device, watch: Watch, dog: Watchdog) -> Se
         compare=(*peers, OURS),
         card=watch.between,
         step=dog.step,
+        kept=kept_by_dropout,
+        seed=lambda: torch.cuda.manual_seed(DROPOUT_SEED) if device.type == "cuda" else None,
     )
 
 
@@ -352,12 +264,15 @@ def _line_of(cell: CellResult) -> str:
 def _measure(job: _Run, session: Session, started: float) -> None:
     """Run every cell; keeps the record up to date."""
     from tileloom.bench import Plan, affordable_rounds, run_cell
+    from tileloom.bench.bound import bound_notes
     from tileloom.bench.ceilings import measure_ceilings
+    from tileloom.bench.rowwise_run import copy_bandwidth
 
     session.step("ceilings: matmul and launch")
     short = Plan(5, sample_ms=10.0, warm_ms=10.0, pause_s=0.02)
     job.ceilings = measure_ceilings(session.device, session.timer, short)
     session = replace(session, matmul_tflops=job.ceilings.matmul_tflops)
+    copy = copy_bandwidth(session.device, session.timer, short) if job.args.features else None
     budget = job.args.budget or (80.0 if job.args.quick else 230.0)
     for done, case in enumerate(job.cases):
         contenders = [
@@ -372,6 +287,8 @@ def _measure(job: _Run, session: Session, started: float) -> None:
         job.cells.append(cell)
         _say(_line_of(cell))
         job.finished = done + 1 == len(job.cases)
+        if job.finished and copy is not None:
+            job.notes += bound_notes(job.cells, OURS, copy, job.machine["sms"])
         job.keep()
 
 

@@ -33,3 +33,13 @@ def pin(x, VALUES: gl.constexpr):
     text: gl.constexpr = _pin_ptx(VALUES)
     constraints: gl.constexpr = _pin_constraints(VALUES)
     return gl.inline_asm_elementwise(text, constraints, [x], gl.float32, False, VALUES)
+
+
+@gluon.jit
+def stay(x):
+    """Return x, a 32-bit integer, and keep what is computed from it where it is written.
+
+    LLVM moves what does not change out of a loop, also from under a branch that is hardly ever
+    taken, and then holds it in registers. It moves nothing across assembly with side effects.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], gl.int32, False, 1)

@@ -129,6 +129,7 @@ def problem_of(inputs: Inputs) -> AttentionProblem:
         has_mask=shown.visible is not None,
         has_bias=inputs.options.get("bias") is not None,
         dropout_p=inputs.options.get("dropout_p", 0.0),
+        bias_dtype=getattr(inputs.options.get("bias"), "dtype", None),
     )
 
 
@@ -186,7 +187,8 @@ def added(
             values[..., rows[0], :] = rows[1]
         if case.hide is not None:
             values[..., case.hide] = float("-inf")
-        return laid_out(values.to(dtype or case.dtype).to(device), layout)
+        made = values.to(dtype or case.dtype).to(device)
+        return layout(made) if callable(layout) else laid_out(made, layout)
 
     return make
 
@@ -203,6 +205,14 @@ def length_outermost(tensor: torch.Tensor) -> torch.Tensor:
 def same_columns(tensor: torch.Tensor) -> torch.Tensor:
     """Its first column, expanded over all by a stride of 0."""
     return tensor[..., :1].clone().expand(tensor.shape)
+
+
+def rows_of_16_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same, each row at a multiple of 16 bytes, with something else between them."""
+    length, unit = tensor.shape[-1], 16 // tensor.itemsize
+    whole = tensor.new_ones((*tensor.shape[:-1], -(-length // unit) * unit))
+    whole[..., :length] = tensor
+    return whole[..., :length]
 
 
 def cut_from(longer: int) -> Callable[[torch.Tensor], torch.Tensor]:

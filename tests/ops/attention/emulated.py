@@ -130,7 +130,8 @@ def gluon_config(spec: KernelSpec) -> GluonSm90Config:
     c: Any = spec.constexprs
     store = "tma" if c["STORE_TMA"] else "registers"
     block_n = _tile(spec, "k_desc")[1][2]
-    return GluonSm90Config(c["CONSUMERS"], block_n, c["STAGES"], store, c["REGISTERS"], c["PIN"])
+    rest = (c["REGISTERS"], c["PIN"], c["RIDE_STAGES"])
+    return GluonSm90Config(c["CONSUMERS"], block_n, c["STAGES"], store, *rest)
 
 
 def triton_config(spec: KernelSpec) -> TritonConfig:
@@ -173,33 +174,38 @@ def _case(
     if c["HAS_LENGTHS"]:
         mask = cases.lengths(len_k, len_k // 3, 0, dtype=torch.int32, then=shown)
     bias = None
-    if c.get("MASK_MODE"):
-        mask, bias = _with_tensor(mask), cases.added((2, len_q, len_k))
+    if mode := c.get("MASK_MODE"):
+        mask = _with_tensor(mask, rows=1 if mode == 1 else len_q)
+    if mode := c.get("BIAS_MODE"):
+        kind = spec.signature.get("bias_ptr", "").removeprefix("*")
+        bias = cases.added(
+            (2, 1 if mode == 1 else len_q, len_k),
+            dtype=_DTYPES.get(kind),
+            layout=cases.rows_of_16_bytes if mode == 3 else "contiguous",
+        )
     sizes = (batch, 2, 1, len_q, len_k, head_dim, head_dim)
     options = {"dropout_p": 0.1} if c.get("DROPOUT") else {}
     return AttentionCase(spec.name, sizes, dtype, mask=mask, bias=bias, options=options)
 
 
-def _with_tensor(mask: cases.Extra) -> cases.Extra:
+def _with_tensor(mask: cases.Extra, *, rows: int) -> cases.Extra:
     """The same mask and a bool tensor, whose rows start at multiples of 16 bytes."""
 
     def make(case: AttentionCase, device: torch.device) -> masks.Mask:
-        _, heads, _, len_q, len_k, _, _ = case.sizes
-        whole = torch.ones((heads, len_q, -(-len_k // 16) * 16), dtype=torch.bool)
-        visible = whole[..., :len_k]
-        visible.copy_(cases.visible((heads, len_q, len_k))(case, device))
-        return mask(case, device) & visible
+        _, heads, _, _, len_k, _, _ = case.sizes
+        visible = cases.visible((heads, rows, len_k))(case, device)
+        return mask(case, device) & cases.rows_of_16_bytes(visible)
 
     return make
 
 
 def constants(call: Call) -> Iterator[tuple[str, object]]:
     """The compile-time parameters that the call's problem and config give its kernel."""
-    from tileloom.ops.attention import kernel_gluon_sm90_fwd, launch_triton_fwd
+    from tileloom.ops.attention import launch_gluon_sm90_fwd, launch_triton_fwd
 
     problem: Any = cases.problem_of(call.case.inputs())
     config: Any = call.config
-    kernel: Any = launch_triton_fwd if config.backend == "triton" else kernel_gluon_sm90_fwd
+    kernel: Any = launch_triton_fwd if config.backend == "triton" else launch_gluon_sm90_fwd
     yield from kernel.constants(problem, config).items()
 
 

@@ -55,8 +55,9 @@ _CAUSAL = {"options": {"is_causal": True}}
         (H100, _WINDOW, "gluon_sm90"),
         (H100, {"sizes": (1, 4, 2, 65, 1, 72, 72)}, "gluon_sm90"),
         (H100, {"dtype": FP32}, "triton"),
-        (H100, _BIAS, "triton"),
-        (H100, _MASK, "triton"),
+        (H100, _BIAS, "gluon_sm90"),
+        (H100, {"bias": cases.added((64, 64), dtype=torch.float64)}, "triton"),
+        (H100, _MASK, "gluon_sm90"),
         (H100, {"sizes": (1, 2, 2, 64, 64, 512, 512)}, "triton"),
         (H100, {"sizes": (1, 2, 2, 64, 64, 20, 20)}, "triton"),
         (H100, {"sizes": (1, 2, 2, 64, 64, 64, 32)}, "triton"),
@@ -106,8 +107,10 @@ def test_the_first_backend_that_can_runs(target, fields, backend):
          ("it needs compute capability 9.0, and NVIDIA A100-SXM4-80GB has 8.0",)),
         (GluonSm90Config(), {"dtype": FP32}, H100,
          ("dtype torch.float32 is not float16 or bfloat16",)),
-        (GluonSm90Config(), _MASK, H100, ("a bool mask tensor is given",)),
-        (GluonSm90Config(), _BIAS, H100, ("a bias is given",)),
+        (GluonSm90Config(), _MASK, H100, ()),
+        (GluonSm90Config(stages=1), _BIAS, H100, ("stages is 1, and a bias or mask needs 2",)),
+        (GluonSm90Config(ride_stages=-1), {"bias": cases.added((64, 64), dtype=torch.float64)},
+         H100, ("ride_stages is -1, not at least 0", "bias has dtype torch.float64")),
         (GluonSm90Config(), {"options": {"scale": 0.0}}, H100, ("scale 0.0 is not positive",)),
         (GluonSm90Config(), {"layouts": ("contiguous", "unaligned", "contiguous")}, H100,
          ("k does not start at a multiple of 16 bytes",)),
@@ -156,7 +159,7 @@ def test_the_rule_gives_a_portable_config_that_runs_for_every_head_dim(target, d
     [
         ReferenceConfig(),
         TritonConfig(128, 32, 8, 3, 64),
-        GluonSm90Config(3, 64, 3, "registers", 160, True),
+        GluonSm90Config(3, 64, 3, "registers", 160, True, 2),
     ],
 )
 def test_a_config_survives_the_schema(config):
@@ -167,10 +170,10 @@ def test_an_explicit_config_is_taken_or_refused_with_its_reasons():
     choice = choose(problem(), H100, TritonConfig(64, 64, 4, 1))
     assert (choice.backend, choice.source) == ("triton", "explicit")
     with pytest.raises(ConfigError) as caught:
-        choose(problem(**_BIAS), H100, GluonSm90Config())
+        choose(problem(options={"scale": -1.0}), H100, GluonSm90Config())
     assert str(caught.value) == (
-        f"attention: config={GluonSm90Config()} cannot run this problem: a bias is given. "
-        "Try: config=None, which chooses a backend that can."
+        f"attention: config={GluonSm90Config()} cannot run this problem: scale -1.0 is not "
+        "positive. Try: config=None, which chooses a backend that can."
     )
 
 
@@ -205,7 +208,11 @@ def test_choices_are_recorded_and_logged(caplog):
 
 def _slow_choice() -> Choice:
     return Choice(
-        "attention", "triton", TritonConfig(), "rule", {"gluon_sm90": ("a bias is given",)}
+        "attention",
+        "triton",
+        TritonConfig(),
+        "rule",
+        {"gluon_sm90": ("scale -1.0 is not positive",)},
     )
 
 
@@ -213,7 +220,7 @@ def test_a_slow_choice_warns_once_with_the_reason():
     _op._warn_once.cache_clear()
     text = (
         "attention: the triton backend runs where gluon_sm90 would be more than 20 % faster, "
-        "because: a bias is given."
+        "because: scale -1.0 is not positive."
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

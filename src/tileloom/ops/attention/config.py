@@ -96,6 +96,8 @@ class GluonSm90Config:
             registers (frees nothing, but needs no shared memory and no TMA descriptor).
         registers: Registers of a consumer thread.
         pin: Hold the wait for P V behind the softmax; see `tileloom.device.order.pin`.
+        ride_stages: Blocks of a bias or mask in shared memory, for one that the TMA unit can read;
+            0: none, each thread loads what it needs.
     """
 
     consumers: int = 2
@@ -104,13 +106,14 @@ class GluonSm90Config:
     store: Literal["tma", "registers"] = "tma"
     registers: int = 240
     pin: bool = False
+    ride_stages: int = 0
     backend = "gluon_sm90"
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
         return (
             f"gluon_sm90:{self.consumers},{self.block_n},{self.stages},{self.store},"
-            f"{self.registers},{int(self.pin)}"
+            f"{self.registers},{int(self.pin)},{self.ride_stages}"
         )
 
     @property
@@ -118,11 +121,13 @@ class GluonSm90Config:
         """Query rows of a tile."""
         return 64 * self.consumers
 
-    def smem_bytes(self, head_dim: int) -> int:
-        """Shared memory of a block, in bytes, barriers included."""
+    def smem_bytes(self, head_dim: int, *, is_ridden: bool = False) -> int:
+        """Shared memory of a block, in bytes, barriers included; with a bias or mask if one is."""
         d = padded_head_dim(head_dim)
         q_rows = self.block_m * (2 if self.store == "tma" else 1)
-        return 2 * d * (q_rows + 2 * self.stages * self.block_n) + 1024
+        ride = 2 * self.ride_stages * self.block_m * self.block_n if is_ridden else 0
+        scratch = 4096 if self.store == "registers" else 0
+        return 2 * d * (q_rows + 2 * self.stages * self.block_n) + ride + scratch + 1024
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
@@ -137,10 +142,15 @@ class GluonSm90Config:
         if problem.heads_q * problem.blocks_q(self.block_m) > 2**30:
             why.append("there are more than 2^30 tiles")
         why += tma_reasons(problem)
-        if target.kind != "cpu" and self.smem_bytes(problem.head_dim) > target.smem:
+        if problem.has_bias and problem.bias_dtype not in (*_HALF, torch.float32):
+            why.append(f"bias has dtype {problem.bias_dtype}")
+        has_scores = problem.has_bias or problem.has_mask
+        if has_scores and self.stages < 2:
+            why.append("stages is 1, and a bias or mask needs 2")
+        smem = self.smem_bytes(problem.head_dim, is_ridden=has_scores)
+        if target.kind != "cpu" and smem > target.smem:
             why.append(
-                f"it needs {self.smem_bytes(problem.head_dim)} bytes of shared memory, and "
-                f"{target.name} has {target.smem}"
+                f"it needs {smem} bytes of shared memory, and {target.name} has {target.smem}"
             )
         return tuple(why)
 
@@ -153,6 +163,8 @@ class GluonSm90Config:
             why.append(f"block_n is {self.block_n}, not 32, 64 or 128")
         if self.stages < 1:
             why.append(f"stages is {self.stages}, not at least 1")
+        if self.ride_stages < 0:
+            why.append(f"ride_stages is {self.ride_stages}, not at least 0")
         if self.store not in ("tma", "registers"):
             why.append(f"store is {self.store!r}, not 'tma' or 'registers'")
         elif self.store == "registers" and width < 32:
@@ -215,12 +227,6 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
         why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
     if problem.head_dim % 8 or not 8 <= problem.head_dim <= 256:
         why.append(f"head dim {problem.head_dim} is not a multiple of 8 in 8..256")
-    if problem.has_mask:
-        why.append("a bool mask tensor is given")
-    if problem.has_bias:
-        why.append("a bias is given")
-    if problem.dropout_p:
-        why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
     return why
 
 
@@ -292,19 +298,28 @@ def decode(text: str) -> AttentionConfig | None:
             )
         store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
         consumers, block_n, stages = (int(f) for f in fields[:3])
-        return GluonSm90Config(consumers, block_n, stages, store, int(fields[4]), fields[5] == "1")
+        pin, ride_stages = fields[5] == "1", int(fields[6]) if len(fields) > 6 else 0
+        return GluonSm90Config(consumers, block_n, stages, store, int(fields[4]), pin, ride_stages)
     return ReferenceConfig() if backend == "reference" else None
 
 
 def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
     """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
     d = padded_head_dim(problem.head_dim)
+    if problem.has_mask or problem.has_bias:
+        if d == 256:
+            return GluonSm90Config(2, 64, 2, "registers", 240, True, 1)
+        if d == 128:
+            return GluonSm90Config(2, 128, 2, "tma", 240, False, 1)
+        return GluonSm90Config(2, 128, 4, "tma", 240, False, 2)
     if d == 256:  # pinned: 732 against 676 TFLOP/s at 16k full, 645 against 601 causal
         return GluonSm90Config(2, 64, 2, "registers", 240, pin=True)
     is_causal = problem.band.has_right
     if d == 128:  # pinned: 598 against 586 TFLOP/s at 16k causal, 646 against 656 full
         return GluonSm90Config(2, 128, 2, "tma", 240, pin=is_causal)
     rows = [-(-problem.len_q // tile) * tile for tile in (128, 192)]
+    if problem.dropout_p:  # Philox needs the registers
+        return GluonSm90Config(2, 128, 4, "tma", 240)
     if rows[1] > 1.2 * rows[0] or (is_causal and problem.len_q < 8192):
         return GluonSm90Config(2, 128, 4, "tma", 240)  # causal: 403 against 392 TFLOP/s at 4k
     return GluonSm90Config(3, 128, 4, "tma", 160)  # full: 524 against 434 TFLOP/s at 4k

@@ -45,6 +45,12 @@ class GluonSm90BackwardConfig:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(problem.head_dim)
         why += hopper_reasons(problem, target)
+        if problem.dropout_p:
+            why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
+        if problem.has_mask:
+            why.append("a bool mask tensor is given")
+        if problem.has_bias:
+            why.append("a bias is given")
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"

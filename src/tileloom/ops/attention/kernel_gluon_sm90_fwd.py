@@ -43,9 +43,7 @@ Named barrier 12 (128 * CONSUMERS): `clear_hidden` is done in all consumers.
 
 from __future__ import annotations
 
-import functools
-
-import torch
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -55,67 +53,58 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
 from tileloom.device.compat import tma_load
-from tileloom.ops.attention.config import GluonSm90Config
+from tileloom.ops.attention.pieces_dropout_sm90 import drop, first_of_rows, kept_bits
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
     clear_hidden,
     column_of,
     live_tile,
-    mask,
+    mail_tile,
+    next_tile,
     range_of,
     row_sum,
     rows_of_tile,
     slot_of,
-    softmax,
-    step,
     store_registers,
     store_shared,
     turn_begin,
     turn_end,
 )
-from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.pieces_philox import crosses_quads, philox_state
+from tileloom.ops.attention.pieces_scores_sm90 import (
+    clear_if_careful,
+    following_of,
+    given_of,
+    judge,
+    load_ride,
+    scores_of,
+)
+from tileloom.ops.attention.pieces_step_sm90 import block_softmax, step
 
 LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def next_tile(tile, count, mail, mail_full, mail_empty, DYNAMIC: gl.constexpr):
-    """The tile that follows, as a consumer learns it: by mail from the producer, or by counting."""
-    if DYNAMIC:
-        slot = count & 1
-        mbarrier.wait(mail_full.index(slot), (count >> 1) & 1)
-        tile = gl.max(mail.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
-        arrive_each_thread(mail_empty.index(slot))
-        return tile
-    else:
-        return tile + gl.num_programs(0)
-
-
-@gluon.jit
-def mail_tile(tile, count, mail, mail_full, mail_empty):
-    """Mail the next tile to the consumers; the producer's side."""
-    slot = count & 1
-    mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
-    mail.index(slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
-    mbarrier.arrive(mail_full.index(slot), count=1)
-
-
-@gluon.jit
 def _producer(
-    q_desc, k_desc, v_desc, counter, q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty,
-    mail_full, mail_empty, lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section,
-    left_top, right_top, left_bottom, right_bottom, packed, CONSUMERS: gl.constexpr,
+    q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    DYNAMIC: gl.constexpr, PACKED: gl.constexpr,
+    DYNAMIC: gl.constexpr, PACKED: gl.constexpr, BIAS_MODE: gl.constexpr,
+    MASK_MODE: gl.constexpr,
 ):  # fmt: skip
+    q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
+    (
+        lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section, left_top, right_top,
+        left_bottom, right_bottom,
+    ) = work  # fmt: skip
     SLOTS: gl.constexpr = ring.type.shape[0]
     BLOCK_N: gl.constexpr = ring.type.shape[3]
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     Q_BUFFERS: gl.constexpr = q_smem.type.shape[0] // CONSUMERS
+    HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
+    RIDES: gl.constexpr = BIAS_MODE == 3 or MASK_MODE == 3
     tile = live_tile(
         gl.program_id(0), counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
         HAS_RIGHT, PACKED,
@@ -124,16 +113,26 @@ def _producer(
         mail_tile(tile, 0, mail, mail_full, mail_empty)
     count = 0  # tiles done
     item = 0  # blocks loaded into the ring
+    if HIDES:
+        ride_desc, ride_b, ride_h, ride, ride_full, ride_empty, verdict, judged = scores[:8]
+        suspect = tiles * heads  # the tile before, while its verdict is to come
+        fresh = tile  # the next tile that nobody had
     while tile < tiles * heads:
+        place = tile
+        if HIDES:  # -1 - tile: the tile goes round for the second time
+            place = gl.maximum(tile, -1 - tile)
         batch, head, row, batch_q, batch_k, rows, keys, _ = rows_of_tile(
-            tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
+            place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
         )
         kv_head = head // group
         start, end, _, _ = range_of(
             lengths_ptr, batch, row, rows, keys, left_top, right_top, left_bottom, right_bottom,
             BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
-        following = tile + gl.num_programs(0)
+        if not HIDES:
+            fresh = tile + gl.num_programs(0)
+        elif tile >= 0:
+            fresh = tile + gl.num_programs(0)
         blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
         for j in range(blocks):
             k_slot, k_phase = slot_of(item, SLOTS)
@@ -151,33 +150,51 @@ def _producer(
                     mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
                     at = [batch_q, head, row + 64 * w, 0]
                     tma_load(q_desc, at, q_full.index(buffer), q_smem.index(buffer))
+            if RIDES:
+                load_ride(
+                    ride_desc, batch * ride_b, head * ride_h, row, col, item // 2, ride,
+                    ride_full, ride_empty, CONSUMERS,
+                )  # fmt: skip
             mbarrier.wait(ring_empty.index(v_slot), v_phase ^ 1)
             mbarrier.expect(ring_full.index(v_slot), v_desc.block_type.nbytes)
             tma_load(
                 v_desc, [batch_k, kv_head, col, 0], ring_full.index(v_slot), ring.index(v_slot)
             )
             if DYNAMIC:
-                if j == 0:  # behind the first loads, which hide the latency of the atomic
-                    following = live_tile(
+                # Behind the first loads, which hide the latency of the atomic.
+                if (j == 0) & (place == tile):
+                    fresh = live_tile(
                         gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0), counter,
                         tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT,
                         PACKED,
                     )  # fmt: skip
-                    mail_tile(following, count + PACKED, mail, mail_full, mail_empty)
+                    if not HIDES:
+                        mail_tile(fresh, count + PACKED, mail, mail_full, mail_empty)
             item += 2
+        if HIDES:
+            tile, suspect = following_of(
+                tile, suspect, fresh, tiles * heads, count, verdict, judged, CONSUMERS
+            )
+            mail_tile(tile, count, mail, mail_full, mail_empty)
+        else:
+            tile = fresh
         count += 1
-        tile = following
 
 
 @gluon.jit
 def _consumer(
-    WG: gl.constexpr, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty, ring_full,
-    ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q, len_q, len_k, head_dim_8,
-    tiles, heads, section, left_top, right_top, left_bottom, right_bottom, o_batch_stride,
-    o_head_stride, o_row_stride, packed, CONSUMERS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, DYNAMIC: gl.constexpr, EVEN: gl.constexpr,
-    STORE_TMA: gl.constexpr, PIN: gl.constexpr, PACKED: gl.constexpr,
+    WG: gl.constexpr, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
+    o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS: gl.constexpr,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    DYNAMIC: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr,
+    PACKED: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
+    MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
+    q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
+    (
+        lengths_ptr, heads_q, _group, len_q, len_k, tiles, heads, section, left_top, right_top,
+        left_bottom, right_bottom,
+    ) = work  # fmt: skip
     SLOTS: gl.constexpr = ring.type.shape[0]
     BLOCK_N: gl.constexpr = ring.type.shape[3]
     D: gl.constexpr = ring.type.shape[4]
@@ -190,6 +207,7 @@ def _consumer(
     EDGE: gl.constexpr = not EVEN
     BAND: gl.constexpr = HAS_RIGHT or HAS_LEFT
     LEFT_LOOP: gl.constexpr = HAS_LEFT or (HAS_RIGHT and EDGE)
+    HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
     if WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
     tile = gl.program_id(0)
@@ -198,8 +216,11 @@ def _consumer(
     count = 0
     base = 0  # item of this tile's first K
     while tile < tiles * heads:
+        place = tile
+        if HIDES:
+            place = gl.maximum(tile, -1 - tile)
         batch, head, tile_row, batch_q, _, rows, keys, line = rows_of_tile(
-            tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
+            place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
         )
         start, end, lo, hi = range_of(
             lengths_ptr, batch, tile_row, rows, keys, left_top, right_top, left_bottom,
@@ -223,23 +244,44 @@ def _consumer(
         slot, phase = slot_of(base, SLOTS)
         mbarrier.wait(q_full.index(buffer), (count // Q_BUFFERS) & 1)
         mbarrier.wait(ring_full.index(slot), phase)
+        given = ()
+        if HIDES:
+            given = given_of(
+                scores, tile < 0, batch, head, tile_row, WG, len_q,
+                gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT), BIAS_MODE, BIAS_VECTOR, MASK_MODE,
+                MASK_VECTOR,
+            )  # fmt: skip
+            clear_if_careful(
+                ring, ring_full, base, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi, given, WG,
+                CONSUMERS, HAS_LEFT, HAS_RIGHT, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
+            )  # fmt: skip
         turn_begin(WG)
         k = ring.index(slot).reshape([BLOCK_N, D]).permute((1, 0))
         zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
         s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
         turn_end(WG, CONSUMERS)
+        dropped = ()
+        if DROPOUT:
+            seed, offset, threshold, _keep_scale = dropout
+            first = first_of_rows(offset, batch, head, heads_q, row, len_q, len_k)
+            crosses = crosses_quads(offset | end, len_k)
+            dropped = (first, crosses, seed, threshold)
+            col = column_of(0, blocks, end, BLOCK_N, BAND)
+            bits = kept_bits(first, col, crosses, seed, threshold, BLOCK_N)
         if STORE_TMA:
             if count > 0:  # the last tile's O has left its Q buffer, while Q K^T runs
                 tma.store_wait(0)
                 arrive_each_thread(q_empty.index(((count - 1) % Q_BUFFERS) * CONSUMERS + WG))
         s = warpgroup_mma_wait(0, deps=[s])
         arrive_each_thread(ring_empty.index(slot))
-        if BAND or EDGE:
-            col = column_of(0, blocks, end, BLOCK_N, BAND)
-            s = mask(s, row, col, lo, hi, HAS_RIGHT, HAS_LEFT, EDGE)
         m = gl.full([64], float("-inf"), gl.float32, ROWS)
-        total = row_sum(zero)
-        p, _, m, total = softmax(s, m, total, scale, True)
+        p, _, m, total = block_softmax(
+            s, m, row_sum(zero), scale, row, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi,
+            base, given, WG, CONSUMERS, HAS_RIGHT, HAS_LEFT, EDGE, True, EVEN, BIAS_MODE,
+            BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
+        )  # fmt: skip
+        if DROPOUT:
+            p = drop(p, bits)
         p = gl.convert_layout(p.to(ring.dtype), P_LAYOUT, assert_trivial=True)
         acc = gl.zeros([64, D], gl.float32, O_LAYOUT)
 
@@ -248,20 +290,25 @@ def _consumer(
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
                     q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
-                    lo, hi, scale, WG, CONSUMERS, True, HAS_LEFT, EDGE, PIN,
+                    lo, hi, scale, given, dropped, WG, CONSUMERS, True, HAS_LEFT, EDGE, PIN,
+                    HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
+                    DROPOUT,
                 )  # fmt: skip
         for j in range(clear, edge):
             col = column_of(j, blocks, end, BLOCK_N, BAND)
             p, acc, m, total = step(
                 q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
-                lo, hi, scale, WG, CONSUMERS, False, False, False, PIN,
+                lo, hi, scale, given, dropped, WG, CONSUMERS, False, False, False, PIN, HAS_LEFT,
+                HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT,
             )  # fmt: skip
         if LEFT_LOOP:
             for j in range(edge, blocks):
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
                     q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
-                    lo, hi, scale, WG, CONSUMERS, False, HAS_LEFT, EDGE, PIN,
+                    lo, hi, scale, given, dropped, WG, CONSUMERS, False, HAS_LEFT, EDGE, PIN,
+                    HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
+                    DROPOUT,
                 )  # fmt: skip
         base += 2 * blocks
         if not STORE_TMA:
@@ -279,7 +326,10 @@ def _consumer(
         turn_end(WG, CONSUMERS)
         sums = gl.convert_layout(gl.sum(total, 1), ROWS)
         is_empty = sums == 0.0
-        lse = gl.where(is_empty, float("-inf"), (m + gl.log2(sums)) * LN2)
+        if BIAS_MODE > 0:  # m is in natural units
+            lse = gl.where(is_empty, float("-inf"), m + gl.log2(sums) * LN2)
+        else:
+            lse = gl.where(is_empty, float("-inf"), (m + gl.log2(sums)) * LN2)
         i = row + gl.arange(0, 64, ROWS)
         if PACKED:
             gl.store(lse_ptr + line + i.to(gl.int64), lse, mask=(i >= 0) & (i < rows))
@@ -287,11 +337,16 @@ def _consumer(
             lse_row = lse_ptr + (batch.to(gl.int64) * heads_q + head) * len_q
             gl.store(lse_row + i.to(gl.int64), lse, mask=i < len_q)
         inverse = 1.0 / gl.where(is_empty, 1.0, sums)
+        if DROPOUT:
+            inverse = inverse * dropout[3]
         acc = warpgroup_mma_wait(0, deps=[acc])
         arrive_each_thread(ring_empty.index(slot))
         acc = acc * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
         o = acc.to(ring.dtype)
         at = (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
+        spoilt: gl.constexpr = 0
+        if HIDES:
+            spoilt = judge(acc, count, scores[6], scores[7], WG, CONSUMERS, tile < 0)
         if STORE_TMA:
             if PACKED:
                 if row >= 0:  # TMA stores nothing that begins before row 0
@@ -299,10 +354,11 @@ def _consumer(
                 else:
                     store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
             else:
-                store_shared(o_desc, q_smem.index(buffer), o, batch_q, head, row)
+                if spoilt == 0:
+                    store_shared(o_desc, q_smem.index(buffer), o, batch_q, head, row)
         else:
             store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
-        tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC)
+        tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC or HIDES)
         count += 1
     if WG == 0:
         turn_begin(WG)  # nobody is left waiting for the last turn that was passed on
@@ -313,23 +369,35 @@ def _consumer(
 INT32_ARGUMENTS = (
     "heads_q", "group", "len_q", "len_k", "head_dim_8", "tiles", "heads", "section",
     "left_top", "right_top", "left_bottom", "right_bottom",
-    "o_batch_stride", "o_head_stride", "o_row_stride", "sequences", "total_q", "total_k",
+    "o_batch_stride", "o_head_stride", "o_row_stride", "ride_b", "ride_h",
+    "sequences", "total_q", "total_k",
+)  # fmt: skip
+INT64_ARGUMENTS = (
+    "bias_b", "bias_h", "bias_q", "bias_k", "mask_b", "mask_h", "mask_q", "mask_k",
+    "seed", "offset", "threshold",
 )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["scale", *INT32_ARGUMENTS])
+@gluon.jit(do_not_specialize=["scale", "keep_scale", *INT32_ARGUMENTS, *INT64_ARGUMENTS])
 def attention_fwd_kernel(
-    q_desc, k_desc, v_desc, o_desc, o_ptr, lse_ptr, lengths_ptr, counter, scale, heads_q, group,
-    len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top, left_bottom,
-    right_bottom, o_batch_stride, o_head_stride, o_row_stride, cu_q, cu_k, sequences, total_q,
-    total_k, CONSUMERS: gl.constexpr, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr,
-    PIN: gl.constexpr, REGISTERS: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, ride_desc, o_ptr, lse_ptr, lengths_ptr, counter, bias_ptr,
+    mask_ptr, seed_at, offset_at, cu_q, cu_k, scale, heads_q, group, len_q, len_k, head_dim_8,
+    tiles, heads, section, left_top, right_top, left_bottom, right_bottom, o_batch_stride,
+    o_head_stride, o_row_stride, ride_b, ride_h, sequences, total_q, total_k, bias_b: tl.int64,
+    bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64, mask_b: tl.int64, mask_h: tl.int64,
+    mask_q: tl.int64, mask_k: tl.int64, seed: tl.int64, offset: tl.int64, threshold: tl.int64,
+    keep_scale,
+    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, RIDE_STAGES: gl.constexpr,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr, REGISTERS: gl.constexpr,
+    BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr,
+    MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     D: gl.constexpr = k_desc.block_type.shape[3]
     PACKED: gl.constexpr = cu_q is not None
     DYNAMIC: gl.constexpr = HAS_RIGHT or HAS_LENGTHS or PACKED
+    gl.static_assert(not PACKED or BIAS_MODE + MASK_MODE == 0)
     Q_BUFFERS: gl.constexpr = 2 if STORE_TMA else 1
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()
@@ -352,7 +420,6 @@ def attention_fwd_kernel(
     for b in gl.static_range(2):
         mbarrier.init(mail_full.index(b), count=1)
         mbarrier.init(mail_empty.index(b), count=THREADS)
-    fence_async_shared()
     if not STORE_TMA:
         o_desc = q_desc  # never used; a partition takes no None
     if not HAS_LENGTHS:
@@ -362,112 +429,54 @@ def attention_fwd_kernel(
     packed = ()
     if PACKED:
         packed = (cu_q, cu_k, sequences, total_q, total_k)
-    # The tuples stand in place: held in a variable, their constexprs would become run-time values.
+    dropout = ()
+    if DROPOUT:
+        seed, offset = philox_state(seed_at, offset_at, seed, offset)
+        dropout = (seed, offset, threshold, keep_scale)
+    scores = ()
+    if BIAS_MODE + MASK_MODE > 0:
+        scores = scores_of(
+            ride_desc, ride_b, ride_h, q_desc, bias_ptr, bias_b, bias_h, bias_q, bias_k, mask_ptr,
+            mask_b, mask_h, mask_q, mask_k, lse_ptr, ring, BLOCK_N, CONSUMERS, RIDE_STAGES,
+            BIAS_MODE, MASK_MODE,
+        )  # fmt: skip
+    fence_async_shared()
+    smem = (q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty)
+    work = (
+        lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section, left_top, right_top,
+        left_bottom, right_bottom,
+    )  # fmt: skip
+    # Constexprs stand in place: held in a variable, they would become run-time values.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consumer, (0, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
-                         len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
-                         left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
-                         STORE_TMA, PIN, PACKED)),
-            (_consumer, (1, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
-                         len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
-                         left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
-                         STORE_TMA, PIN, PACKED)),
-            (_producer, (q_desc, k_desc, v_desc, counter, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, heads_q, group,
-                         len_q, len_k, tiles, heads, section, left_top, right_top, left_bottom,
-                         right_bottom, packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
-                         DYNAMIC, PACKED)),
+            (_consumer, (0, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
+                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+            (_consumer, (1, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
+                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+            (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, BIAS_MODE,
+                         MASK_MODE)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize([
-            (_consumer, (0, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
-                         len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
-                         left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
-                         STORE_TMA, PIN, PACKED)),
-            (_consumer, (1, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
-                         len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
-                         left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
-                         STORE_TMA, PIN, PACKED)),
-            (_consumer, (2, o_desc, o_ptr, lse_ptr, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, scale, heads_q,
-                         len_q, len_k, head_dim_8, tiles, heads, section, left_top, right_top,
-                         left_bottom, right_bottom, o_batch_stride, o_head_stride, o_row_stride,
-                         packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN,
-                         STORE_TMA, PIN, PACKED)),
-            (_producer, (q_desc, k_desc, v_desc, counter, q_smem, ring, mail, q_full, q_empty,
-                         ring_full, ring_empty, mail_full, mail_empty, lengths_ptr, heads_q, group,
-                         len_q, len_k, tiles, heads, section, left_top, right_top, left_bottom,
-                         right_bottom, packed, CONSUMERS, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
-                         DYNAMIC, PACKED)),
+            (_consumer, (0, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
+                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+            (_consumer, (1, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
+                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+            (_consumer, (2, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
+                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+            (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, BIAS_MODE,
+                         MASK_MODE)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 32])  # fmt: skip
-
-
-def layout_arguments(head_dim: int) -> dict[str, int]:
-    """Shared-memory layout of a tile `[1, 1, rows, head_dim]`: the widest swizzle that fits."""
-    swizzle = min(128, 2 * head_dim)
-    return {"swizzle_byte_width": swizzle, "element_bitwidth": 16, "rank": 4}
-
-
-@functools.cache
-def tile_layout(head_dim: int) -> gl.NVMMASharedLayout:
-    """The layout of `layout_arguments`, made once."""
-    return gl.NVMMASharedLayout(**layout_arguments(head_dim))
-
-
-def _descriptor(
-    x: torch.Tensor, rows: int, head_dim: int, is_packed: bool = False
-) -> TensorDescriptor:
-    """A TMA descriptor over the whole tensor `[B, H, L, D]`, for boxes `[1, 1, rows, head_dim]`.
-
-    Of packed sequences, `[1, H, T, D]`, the first dimension is a sequence's first row.
-    """
-    # The stride of a dimension of size 1 is never used, but the driver checks it.
-    strides = [s if n > 1 else x.shape[-1] for n, s in zip(x.shape[:-1], x.stride())]
-    box = [1, 1, rows, head_dim]
-    layout = tile_layout(head_dim)
-    if not is_packed:
-        return TensorDescriptor(x, list(x.shape), [*strides, 1], box, layout)
-    shape = [x.shape[2], *x.shape[1:]]
-    return TensorDescriptor(x, shape, [strides[2], *strides[1:], 1], box, layout)
-
-
-def is_even(problem: AttentionProblem, config: GluonSm90Config) -> bool:
-    """Whether no tile's key range begins inside a block, known on the host."""
-    if problem.packed or problem.has_key_lengths or problem.band.has_left:
-        return False
-    if not problem.band.has_right:
-        return problem.len_k % config.block_n == 0
-    _, right_top, _, right_bottom = problem.band.clamped(problem.len_q, problem.len_k)
-    hi = min(right_top, right_bottom + problem.len_k - problem.len_q)
-    sizes = (problem.len_q, problem.len_k, config.block_m, hi)
-    return hi >= 0 and all(n % config.block_n == 0 for n in sizes)
-
-
-def is_dynamic(problem: AttentionProblem) -> bool:
-    """Whether tiles differ in length, so that they are drawn from a counter."""
-    return problem.band.has_right or problem.has_key_lengths or problem.packed is not None
-
-
-def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, object]:
-    """The kernel's compile-time parameters for a problem."""
-    return {
-        "CONSUMERS": config.consumers,
-        "STAGES": config.stages,
-        "HAS_LENGTHS": problem.has_key_lengths,
-        "HAS_LEFT": problem.band.has_left,
-        "HAS_RIGHT": problem.band.has_right,
-        "EVEN": is_even(problem, config),
-        "STORE_TMA": config.store == "tma",
-        "PIN": config.pin,
-        "REGISTERS": config.registers,
-    }

@@ -42,8 +42,16 @@ class _Form:
     has_mask: bool = False
     has_bias: bool = False
     is_packed: bool = False
-    dropout_p: float = 0.0
     length: int = 4096
+    bias_dtype: torch.dtype | None = None
+    bias_mode: int = 2
+    mask_mode: int = 2
+    dropout_p: float = 0.0
+
+    @property
+    def rides(self) -> bool:
+        """Whether the TMA unit brings bias or mask."""
+        return 3 in (self.has_bias * self.bias_mode, self.has_mask * self.mask_mode)
 
 
 _FULL = _Form("full")
@@ -56,8 +64,17 @@ _WINDOW = _Form("window-lengths", Band(left_bottom=256, right_bottom=256), has_k
 _PACKED = _Form("packed-causal", Band(right_bottom=0), is_packed=True)
 _ALL_PACKED = (_Form("packed", is_packed=True), _PACKED)
 _TENSORS = replace(_WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True)
-_DROPOUT = replace(_WINDOW, name="window-lengths-dropout", dropout_p=0.1)
+_WINDOW_DROPOUT = replace(_WINDOW, name="window-lengths-dropout", dropout_p=0.1)
 _ALL = replace(_TENSORS, name="window-lengths-mask-bias-dropout", dropout_p=0.1)
+_BIAS = _Form("bias", has_bias=True, bias_mode=3)
+_CAUSAL_BIAS = _Form("causal-bias", Band(right_top=0), has_bias=True, bias_mode=3)
+_FLOAT_BIAS = _Form("ragged-float-bias", has_bias=True, bias_dtype=torch.float32, length=4001)
+_ROW_BIAS = _Form("row-bias", has_bias=True, bias_mode=1)
+_DROPOUT = _Form("dropout", dropout_p=0.1)
+_CAUSAL_DROPOUT = _Form("causal-dropout", Band(right_top=0), dropout_p=0.1)
+_MASK = _Form("mask", has_mask=True, mask_mode=3)
+_ROW_MASK = _Form("row-mask", has_mask=True, mask_mode=1)
+_RIDING = replace(_TENSORS, name="window-lengths-mask-riding-bias", bias_mode=3)
 
 
 def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem:
@@ -82,13 +99,14 @@ def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem
         has_bias=form.has_bias,
         packed=Packed(n, n) if form.is_packed else None,
         dropout_p=form.dropout_p,
+        bias_dtype=(form.bias_dtype or dtype) if form.has_bias else None,
     )
 
 
 _TRITON_CASES = (
     (torch.float16, 32, (_FULL,)),
     (torch.float16, 72, (_CAUSAL,)),
-    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS, _DROPOUT)),
+    (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS, _WINDOW_DROPOUT)),
     (torch.bfloat16, 128, (_CAUSAL, _WINDOW, _TENSORS, _PACKED, _ALL)),
     (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
     (torch.bfloat16, 512, (_WINDOW, _TENSORS)),
@@ -163,7 +181,7 @@ def _triton_spec(
 _BACKWARD_CASES = (
     (torch.float16, 32, (_WINDOW,)),
     (torch.bfloat16, 64, (_FULL, _WINDOW, _TENSORS, _ALL)),
-    (torch.bfloat16, 128, (_WINDOW, _TENSORS, _PACKED, _DROPOUT)),
+    (torch.bfloat16, 128, (_WINDOW, _TENSORS, _PACKED, _WINDOW_DROPOUT)),
     (torch.bfloat16, 256, (_WINDOW, _TENSORS)),
     (torch.bfloat16, 512, (_TENSORS,)),
     *((torch.float32, head_dim, (_TENSORS,)) for head_dim in (64, 128, 256, 512)),
@@ -181,15 +199,17 @@ def _triton_backward_specs() -> tuple[KernelSpec, ...]:
 
 _GLUON_CASES = (
     (torch.bfloat16, 16, (_WINDOW,)),
-    (torch.float16, 32, (_LENGTHS, _CAUSAL)),
-    (
-        torch.bfloat16,
-        64,
-        (_FULL, _RAGGED, _CAUSAL, _LONG_CAUSAL, _CAUSAL_LENGTHS, _WINDOW, *_ALL_PACKED),
-    ),
+    (torch.float16, 32, (_LENGTHS, _CAUSAL, _TENSORS)),
+    (torch.bfloat16, 64, (_FULL, _RAGGED, _CAUSAL, _LONG_CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
+    (torch.bfloat16, 64, _ALL_PACKED),
+    (torch.bfloat16, 64, (_DROPOUT, _CAUSAL_DROPOUT)),
+    (torch.bfloat16, 128, (_DROPOUT, _CAUSAL_DROPOUT)),
+    (torch.bfloat16, 64, (_BIAS, _CAUSAL_BIAS, _FLOAT_BIAS, _ROW_BIAS, _MASK, _ROW_MASK)),
     (torch.bfloat16, 128, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW, *_ALL_PACKED)),
+    (torch.bfloat16, 128, (_BIAS, _CAUSAL_BIAS, _MASK, _RIDING)),
     (torch.float16, 128, (_CAUSAL,)),
     (torch.bfloat16, 256, (_FULL, _RAGGED, _CAUSAL, _CAUSAL_LENGTHS, _WINDOW, *_ALL_PACKED)),
+    (torch.bfloat16, 256, (_BIAS, _RIDING)),
 )
 
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
@@ -216,6 +236,8 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
 
 def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
     from tileloom.ops.attention import kernel_gluon_sm90_fwd as kernel
+    from tileloom.ops.attention.descriptors_gluon_sm90 import layout_arguments
+    from tileloom.ops.attention.launch_gluon_sm90_fwd import constants, is_dynamic
 
     config = gluon_rule(problem)
     dtype = _SHORT[problem.dtype]
@@ -225,16 +247,35 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
         name: f"tensordesc<{dtype}[1, 1, {rows}, {width}],{{layout}}>"
         for name, rows in tensors.items()
     }
+    layouts = dict.fromkeys(tensors, layout_arguments(width))
+    bias_dtype = _SHORT[problem.bias_dtype or problem.dtype]
+    if form.rides:
+        ride, itemsize = (bias_dtype, 2) if form.has_bias else ("u8", 1)
+        signature["ride_desc"] = f"tensordesc<{ride}[1, 1, 64, {config.block_n}],{{layout}}>"
+        layouts["ride_desc"] = layout_arguments(config.block_n, itemsize)
     signature |= {"o_ptr": f"*{dtype}", "lse_ptr": "*fp32", "lengths_ptr": "*i32"}
     signature |= {"cu_q": "*i32", "cu_k": "*i32"}
-    signature |= {"counter": "*i32", "scale": "fp32"}
-    signature |= dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
-    constexprs = kernel.constants(problem, config)
+    signature |= {"counter": "*i32", "bias_ptr": f"*{bias_dtype}", "mask_ptr": "*u8"}
+    signature |= {"seed_at": "*i64", "offset_at": "*i64", "keep_scale": "fp32"}
+    signature |= {"scale": "fp32"} | dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
+    signature |= dict.fromkeys(kernel.INT64_ARGUMENTS, "i64")
+    constexprs = constants(problem, config)
+    constexprs["BIAS_MODE"] = form.bias_mode if form.has_bias else 0
+    constexprs["BIAS_VECTOR"] = 16 // problem.bias_dtype.itemsize if problem.bias_dtype else 0
+    constexprs["MASK_MODE"] = form.mask_mode if form.has_mask else 0
+    constexprs["MASK_VECTOR"] = 16 if form.has_mask else 0
+    if not form.rides:
+        constexprs["ride_desc"] = None
+    if not form.has_bias:
+        constexprs["bias_ptr"] = None
+    if not form.has_mask:
+        constexprs["mask_ptr"] = None
+    constexprs |= {"seed_at": None, "offset_at": None}
     if not constexprs["STORE_TMA"]:
         constexprs["o_desc"] = None
     if not problem.has_key_lengths:
         constexprs["lengths_ptr"] = None
-    if not kernel.is_dynamic(problem):
+    if not is_dynamic(problem):
         constexprs["counter"] = None
     if not problem.packed:
         constexprs |= {"cu_q": None, "cu_k": None}
@@ -247,7 +288,7 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
         signature=signature,
         constexprs=constexprs,
         archs=("sm_90",),
-        layouts={name: kernel.layout_arguments(width) for name in tensors if name in signature},
+        layouts={name: layouts[name] for name in layouts if name not in constexprs},
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
         spill_budget=spills,
         spill_reason=reason,

@@ -14,9 +14,9 @@ from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import tma_faults
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
+from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_bwd import attention_bwd_kernel
 from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel
-from tileloom.ops.attention.kernel_gluon_sm90_fwd import _descriptor
 from tileloom.ops.attention.kernel_triton_bwd_ends import (
     attention_bwd_after_kernel,
     attention_bwd_before_kernel,
@@ -187,11 +187,11 @@ def _main(
     return prepared(kernel, num_warps=4).bind(
         (grid,),
         *(
-            _descriptor(x, n, width, is_packed)
+            descriptor(x, n, width, is_packed)
             for x, n in ((q, rows), (k, 64), (v, 64), (dout, rows))
         ),
         *(line, line),
-        *(_descriptor(x, 64, width, is_packed) for x in (dk, dv)),
+        *(descriptor(x, 64, width, is_packed) for x in (dk, dv)),
         buffer,
         None if key_lengths is None else key_lengths.contiguous(),
         problem.scale,

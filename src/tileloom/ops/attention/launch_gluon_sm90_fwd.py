@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tileloom.launch.launcher import prepared
 from tileloom.ops._counters import zero_counter
 from tileloom.ops.attention.config import GluonSm90Config, padded_head_dim
-from tileloom.ops.attention.kernel_gluon_sm90_fwd import (
-    _descriptor,
-    attention_fwd_kernel,
-    constants,
-    is_dynamic,
-)
+from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
+from tileloom.ops.attention.kernel_gluon_sm90_fwd import attention_fwd_kernel
+from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
 from tileloom.ops.attention.problem import AttentionProblem, Offsets
-from tileloom.ops.attention.strides import batch_strides
+from tileloom.ops.attention.strides import batch_strides, scores_arguments, strides_of
 from tileloom.target import target_of
 
 
@@ -27,10 +25,10 @@ def bind_attention_fwd(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    mask: None,
-    bias: None,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
-    state: None,
+    state: PhiloxState | None,
     out: torch.Tensor,
     lse: torch.Tensor,
     offsets: Offsets | None = None,
@@ -43,10 +41,10 @@ def bind_attention_fwd(
         q: Queries; like all tensors here an example, which is not kept.
         k: Keys.
         v: Values.
-        mask: Not taken.
-        bias: Not taken.
+        mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
+        bias: float16, bfloat16 or float32, broadcastable to the same, or None.
         key_lengths: `[B]`, int32 or int64, or None.
-        state: Not taken.
+        state: Seed and offset of dropout, or None.
         out: Output, last dimension contiguous.
         lse: Log-sum-exp, float32, contiguous.
         offsets: Of packed sequences, whose tensors have B = 1.
@@ -56,7 +54,6 @@ def bind_attention_fwd(
         `[B, Hq, Lq, D]` and `lse` `[B, Hq, Lq]`, for tensors of the same shapes, strides, types and
         alignments.
     """
-    del mask, bias, state
     width = padded_head_dim(problem.head_dim)
     heads = problem.heads_q * (1 if problem.packed else problem.batch)
     tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads
@@ -65,19 +62,29 @@ def bind_attention_fwd(
     section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
     stride_b, stride_h, stride_l, _ = batch_strides(out, problem)
     is_packed = problem.packed is not None
+    dropout = dropout_arguments(problem, state)
     is_tma, draws = config.store == "tma", is_dynamic(problem)
+    bits = None if mask is None else mask.view(torch.uint8)
+    modes, strides, riding = _scores(bias, bits, problem, config)
+    ride_desc, ride_b, ride_h = _ride(riding, problem, config.block_n)
+    # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
+    scale = max(problem.scale, 2.0**-120) * (1.0 if bias is not None else math.log2(math.e))
     bound = prepared(attention_fwd_kernel, num_warps=4).bind(
         (min(tiles * heads, target_of(q).sms),),
-        _descriptor(q, 64, width, is_packed),
-        _descriptor(k, config.block_n, width, is_packed),
-        _descriptor(v, config.block_n, width, is_packed),
-        _descriptor(out, 64, width, is_packed) if is_tma else None,
+        descriptor(q, 64, width, is_packed),
+        descriptor(k, config.block_n, width, is_packed),
+        descriptor(v, config.block_n, width, is_packed),
+        descriptor(out, 64, width, is_packed) if is_tma else None,
+        ride_desc,
         out,
         lse,
         None if key_lengths is None else key_lengths.contiguous(),  # taken without a stride
         zero_counter(q) if draws else None,
-        # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
-        max(problem.scale, 2.0**-120) * math.log2(math.e),
+        bias,
+        bits,
+        *dropout.addresses,
+        *(offsets or (None, None)),
+        scale,
         problem.heads_q,
         group,
         problem.len_q,
@@ -90,24 +97,114 @@ def bind_attention_fwd(
         stride_b // 8,
         stride_h // 8,
         stride_l // 8,
-        *(offsets or (None, None)),
+        ride_b,
+        ride_h,
         problem.batch,
         *(problem.packed.totals if problem.packed else (0, 0)),
+        *strides,
+        *dropout.bound(),
         **constants(problem, config),
+        **modes,
     )
+    bias_rides, mask_rides = modes["BIAS_MODE"] == 3, modes["MASK_MODE"] == 3
 
     def launch(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: None, bias: None,
-        key_lengths: torch.Tensor | None, state: None, out: torch.Tensor, lse: torch.Tensor,
-        offsets: Offsets | None = None,
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+        bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
+        out: torch.Tensor, lse: torch.Tensor, offsets: Offsets | None = None,
     ) -> None:  # fmt: skip
-        given = (q, k, v, out, out, lse) if is_tma else (q, k, v, out, lse)
-        if key_lengths is not None:
-            given = (*given, key_lengths.contiguous())
-        if draws:
-            given = (*given, zero_counter(q))
-        if offsets is not None:
-            given = (*given, *offsets)
-        bound.launch(*given)
+        bits = None if mask is None else mask.view(torch.uint8)
+        addresses, numbers = dropout_values(state)
+        given = (
+            q, k, v, out if is_tma else None, bias if bias_rides else None,
+            bits if mask_rides else None, out, lse,
+            None if key_lengths is None else key_lengths.contiguous(),
+            zero_counter(q) if draws else None, bias, bits, *addresses, *(offsets or ()), *numbers,
+        )  # fmt: skip
+        bound.launch(*[value for value in given if value is not None])
 
     return launch
+
+
+def _scores(
+    bias: torch.Tensor | None,
+    bits: torch.Tensor | None,
+    problem: AttentionProblem,
+    config: GluonSm90Config,
+) -> tuple[dict[str, int], tuple[int, ...], torch.Tensor | None]:
+    """Modes and strides of bias and mask, as the kernel takes them, and which of the two rides."""
+    full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
+    bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
+    mask_mode, mask_vector, mask_strides = scores_arguments(bits, full)
+    riding = None
+    if config.ride_stages and bias is not None and can_ride(bias, bias_mode, bias_vector):
+        riding, bias_mode = bias, 3
+    elif config.ride_stages and bits is not None and can_ride(bits, mask_mode, mask_vector):
+        riding, mask_mode = bits, 3
+    modes = {
+        "BIAS_MODE": bias_mode,
+        "BIAS_VECTOR": bias_vector,
+        "MASK_MODE": mask_mode,
+        "MASK_VECTOR": mask_vector,
+    }
+    return modes, (*bias_strides, *mask_strides), riding
+
+
+def can_ride(tensor: torch.Tensor, mode: int, vector: int) -> bool:
+    """Whether the TMA unit can read a bias or mask, and a slot in shared memory can hold a block.
+
+    Args:
+        tensor: Bias, or mask as uint8.
+        mode: Of `scores_arguments`.
+        vector: Of the same.
+    """
+    if mode != 2 or vector * tensor.itemsize != 16 or tensor.itemsize > 2:
+        return False
+    is_far = any(stride * tensor.itemsize >= 2**40 for stride in tensor.stride())
+    return tensor.data_ptr() % 16 == 0 and not is_far
+
+
+def _ride(
+    tensor: torch.Tensor | None, problem: AttentionProblem, block_n: int
+) -> tuple[Any, int, int]:
+    """The descriptor of what rides, and 1 or 0: whether it has batches, and heads, of its own."""
+    if tensor is None:
+        return None, 0, 0
+    whole = tensor.expand(problem.batch, problem.heads_q, problem.len_q, problem.len_k)
+    has_batches, has_heads = (int(stride > 0) for stride in strides_of(whole)[:2])
+    part = whole[: problem.batch if has_batches else 1, : problem.heads_q if has_heads else 1]
+    return descriptor(part, 64, block_n), has_batches, has_heads
+
+
+def is_even(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether no tile's key range begins inside a block, known on the host."""
+    if problem.packed or problem.has_key_lengths or problem.band.has_left:
+        return False
+    if not problem.band.has_right:
+        return problem.len_k % config.block_n == 0
+    _, right_top, _, right_bottom = problem.band.clamped(problem.len_q, problem.len_k)
+    hi = min(right_top, right_bottom + problem.len_k - problem.len_q)
+    sizes = (problem.len_q, problem.len_k, config.block_m, hi)
+    return hi >= 0 and all(n % config.block_n == 0 for n in sizes)
+
+
+def is_dynamic(problem: AttentionProblem) -> bool:
+    """Whether tiles differ in length, so that they are drawn from a counter."""
+    return problem.band.has_right or problem.has_key_lengths or problem.packed is not None
+
+
+def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, object]:
+    """The kernel's compile-time parameters for a problem."""
+    return {
+        "CONSUMERS": config.consumers,
+        "STAGES": config.stages,
+        "HAS_LENGTHS": problem.has_key_lengths,
+        "HAS_LEFT": problem.band.has_left,
+        "HAS_RIGHT": problem.band.has_right,
+        "EVEN": is_even(problem, config),
+        "STORE_TMA": config.store == "tma",
+        "PIN": config.pin,
+        "DROPOUT": problem.dropout_p > 0.0,
+        "RIDE_STAGES": config.ride_stages if problem.has_mask or problem.has_bias else 0,
+        "REGISTERS": config.registers,
+    }

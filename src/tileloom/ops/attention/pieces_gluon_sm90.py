@@ -1,4 +1,4 @@
-"""The pieces of the Hopper attention forward: tiles, ranges, masks, softmax, one step, the store.
+"""The pieces of the Hopper attention forward: tiles, ranges, masks, softmax, mail, the store.
 
 `kernel_gluon_sm90_fwd.py` puts them together and explains the roles and the barriers.
 """
@@ -10,13 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_store
-from tileloom.device.order import pin
 from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
 TURN = gl.constexpr(8)
@@ -180,6 +177,28 @@ def softmax(s, m, total, scale, GUARD: gl.constexpr):
 
 
 @gluon.jit
+def next_tile(tile, count, mail, mail_full, mail_empty, MAILED: gl.constexpr):
+    """The tile that follows, as a consumer learns it: by mail from the producer, or by counting."""
+    if MAILED:
+        slot = count & 1
+        mbarrier.wait(mail_full.index(slot), (count >> 1) & 1)
+        tile = gl.max(mail.index(slot).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+        arrive_each_thread(mail_empty.index(slot))
+        return tile
+    else:
+        return tile + gl.num_programs(0)
+
+
+@gluon.jit
+def mail_tile(tile, count, mail, mail_full, mail_empty):
+    """Mail the number of the next tile to the consumers; the producer's side."""
+    slot = count & 1
+    mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
+    mail.index(slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(mail_full.index(slot), count=1)
+
+
+@gluon.jit
 def turn_begin(WG: gl.constexpr):
     named_barrier_sync(TURN + WG, 256)
 
@@ -192,43 +211,6 @@ def turn_end(WG: gl.constexpr, CONSUMERS: gl.constexpr):
 @gluon.jit
 def slot_of(item, SLOTS: gl.constexpr):
     return item % SLOTS, (item // SLOTS) & 1
-
-
-@gluon.jit
-def step(
-    q, ring, ring_full, ring_empty, p, acc, m, total, item, row, col, lo, hi, scale,
-    WG: gl.constexpr, CONSUMERS: gl.constexpr, MASK_RIGHT: gl.constexpr, MASK_LEFT: gl.constexpr,
-    EDGE: gl.constexpr, PIN: gl.constexpr,
-):  # fmt: skip
-    """Q K^T of a block and P V of the one before in flight together; its softmax under P V."""
-    SLOTS: gl.constexpr = ring.type.shape[0]
-    BLOCK_N: gl.constexpr = ring.type.shape[3]
-    D: gl.constexpr = ring.type.shape[4]
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-    k_slot, k_phase = slot_of(item, SLOTS)
-    v_slot, v_phase = slot_of(item - 1, SLOTS)
-    mbarrier.wait(ring_full.index(k_slot), k_phase)
-    turn_begin(WG)
-    k = ring.index(k_slot).reshape([BLOCK_N, D]).permute((1, 0))
-    s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-    mbarrier.wait(ring_full.index(v_slot), v_phase)
-    v = ring.index(v_slot).reshape([BLOCK_N, D])
-    acc = warpgroup_mma(p, v, acc, is_async=True)
-    turn_end(WG, CONSUMERS)
-    s = warpgroup_mma_wait(1, deps=[s])
-    arrive_each_thread(ring_empty.index(k_slot))
-    if MASK_RIGHT or MASK_LEFT or EDGE:
-        s = mask(s, row, col, lo, hi, MASK_RIGHT, MASK_LEFT, EDGE)
-    p_new, alpha, m, total = softmax(s, m, total, scale, MASK_RIGHT or MASK_LEFT or EDGE)
-    p_half = p_new.to(ring.dtype)
-    if PIN:
-        total = pin(total, 4)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    arrive_each_thread(ring_empty.index(v_slot))
-    acc = acc * gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout)), 1)
-    return gl.convert_layout(p_half, P_LAYOUT, assert_trivial=True), acc, m, total
 
 
 @gluon.jit

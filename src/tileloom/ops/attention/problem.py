@@ -53,6 +53,7 @@ class AttentionProblem:
     has_bias: bool = False
     dropout_p: float = 0.0
     packed: Packed | None = None
+    bias_dtype: torch.dtype | None = None
 
     @staticmethod
     def of(
@@ -86,6 +87,7 @@ class AttentionProblem:
             has_bias=bias is not None,
             dropout_p=dropout_p,
             packed=None if padded is None else Packed(q.shape[2], k.shape[2]),
+            bias_dtype=None if bias is None else bias.dtype,
         )
 
     def blocks_q(self, block: int) -> int:
