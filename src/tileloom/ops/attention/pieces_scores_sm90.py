@@ -23,6 +23,8 @@ from tileloom.device.compat import thread_barrier, tma_load
 from tileloom.device.order import stay
 from tileloom.ops.attention.pieces_gluon_sm90 import CLEARED, slot_of
 
+_WIDEN = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+
 
 @gluon.jit
 def scores_of(
@@ -77,16 +79,25 @@ def load_ride(desc, batch, head, row, col, block, smem, full, empty, CONSUMERS: 
 
 
 @gluon.jit
-def take_ride(block, smem, full, empty, like, WG: gl.constexpr, CONSUMERS: gl.constexpr):
-    """The block of what rides, in the layout of the scores; its slot is handed back."""
+def wait_ride(block, smem, full, WG: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Wait for the block of what rides; the slot that it is in."""
     STAGES: gl.constexpr = smem.type.shape[0] // CONSUMERS
     slot, phase = slot_of(block, STAGES)
     at = slot * CONSUMERS + WG
     mbarrier.wait(full.index(at), phase)
-    x = smem.index(at).reshape(like.shape).load(like.type.layout)
-    fence_async_shared()
-    arrive_each_thread(empty.index(at))
-    return x
+    return at
+
+
+@gluon.jit
+def widen(x):
+    """A tensor as float32; of bfloat16, two neighbours by one instruction each.
+
+    LLVM takes 16 bits out and shifts them, which are two for every other element.
+    """
+    if x.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(_WIDEN, "=r,=r,r", [x], gl.float32, True, 2)
+    else:
+        return x.to(gl.float32)
 
 
 @gluon.jit
@@ -174,21 +185,28 @@ def weigh(
 ):  # fmt: skip
     """Scores with their bias, scaled; without a bias as they were. What is hidden is -inf."""
     x = gl.reshape(s, [s.shape[0], s.shape[1] // 8, 8])
+    slot = 0
+    if BIAS_MODE == 3 or MASK_MODE == 3:
+        slot = wait_ride(block, ride, ride_full, WG, CONSUMERS)
+        riding = ride.index(slot).reshape(s.shape).load(s.type.layout)
+        riding = gl.reshape(riding, x.shape)
     if BIAS_MODE > 0:
         if BIAS_MODE == 3:
-            bias = take_ride(block, ride, ride_full, ride_empty, s, WG, CONSUMERS)
-            bias = gl.reshape(bias, x.shape)
+            bias = riding
         else:
             bias = load_block(bias_at, bias_k, col, s, BIAS_MODE, BIAS_VECTOR, EVEN)
-        x = x * scale + bias.to(gl.float32)
+        x = x * scale + widen(bias)
     if MASK_MODE > 0:
         if MASK_MODE == 3:
-            shown = take_ride(block, ride, ride_full, ride_empty, s, WG, CONSUMERS)
-            shown = gl.reshape(shown, x.shape)
+            shown = riding
         else:
             shown = load_block(mask_at, mask_k, col, s, MASK_MODE, MASK_VECTOR, EVEN)
         shown, _ = gl.broadcast(shown != 0, x)
         x = gl.where(shown, x, float("-inf"))
+    if BIAS_MODE == 3 or MASK_MODE == 3:
+        # Behind the arithmetic: what was loaded need not be held in registers all at once.
+        fence_async_shared()
+        arrive_each_thread(ride_empty.index(slot))
     return gl.convert_layout(gl.reshape(x, s.shape), s.type.layout, assert_trivial=True)
 
 
