@@ -99,5 +99,6 @@ def head_gradients(
             dk[b, h // group] += ds.t() @ q * scale
             dv[b, h // group] += dropped.t() @ do
             if dbias is not None:
-                bias_of(dbias, b, h, rows).add_(ds)
+                part = bias_of(dbias, b, h, rows)
+                part += ds if part.shape[0] == len_q else ds.sum(0, keepdim=True)
     return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)

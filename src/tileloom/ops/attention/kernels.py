@@ -213,7 +213,25 @@ _GLUON_CASES = (
 )
 
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
+_RARE = "Mostly around what a tile does once, or when it goes round again (SASS). "
 _SPILLS: Mapping[str, tuple[int, str]] = {
+    "32-window-lengths-mask-bias": (2988, _RARE),
+    "64-bias": (800, _RARE + "H200: 1.98 ms; cuDNN 2.09, plain 1.10."),
+    "64-causal-bias": (800, _RARE + "H200: 1.01 ms; plain 0.69."),
+    "64-ragged-float-bias": (400, _RARE),
+    "64-row-bias": (400, _RARE + "H200: 1.70 ms; plain 1.10."),
+    "64-mask": (400, _RARE + "H200: 2.12 ms."),
+    "64-row-mask": (400, _RARE + "H200: 1.82 ms."),
+    "64-dropout": (400, _RARE),
+    "64-causal-dropout": (400, _RARE),
+    "128-dropout": (400, _RARE),
+    "128-causal-dropout": (400, _RARE),
+    "128-bias": (400, _RARE + "H200: 1.13 ms; cuDNN 1.82, plain 0.84."),
+    "128-causal-bias": (600, _RARE + "H200: 0.76 ms; plain 0.46."),
+    "128-mask": (400, _RARE + "H200: 1.31 ms; plain 0.84."),
+    "128-window-lengths-mask-riding-bias": (4700, _RARE),
+    "256-bias": (1500, _RARE),
+    "256-window-lengths-mask-riding-bias": (3400, _RARE),
     "64-causal-lengths": (60, _ON_H100 + "0.700, causal without spills 0.680."),
     "64-window-lengths": (48, _ON_H100 + "causal and left bound 0.724, causal 0.680."),
     "128-causal": (16, _ON_H100 + "0.473, which is 581 TFLOP/s; cuDNN 551."),
