@@ -91,7 +91,8 @@ def head_gradients(
             dp = do @ v.t()
             dropped = p
             if case.dropout_p:
-                factor = kept(case, b * heads + h, rows).to(compute_dtype) / (1 - case.dropout_p)
+                factor = kept(case, b * heads + h, rows, q.device).to(compute_dtype)
+                factor /= 1 - case.dropout_p
                 dp *= factor
                 dropped = p * factor
             ds = p * (dp - (p * dp).sum(1, keepdim=True))

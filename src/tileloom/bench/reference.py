@@ -82,7 +82,8 @@ def chunked_attention(
                 hide(scores, case, rows)
                 weights = torch.softmax(scores, 1)
                 if case.dropout_p:
-                    weights = weights * kept(case, index, rows)[:, :seen] / (1 - case.dropout_p)
+                    weights *= kept(case, index, rows, out.device)[:, :seen]
+                    weights /= 1 - case.dropout_p
                 out[b, h, rows] = torch.matmul(weights, values[:seen])
     return out
 

@@ -8,11 +8,11 @@ import torch
 
 from tileloom.bench.case import AttentionCase
 
-Kept = Callable[[AttentionCase, int, slice], torch.Tensor]
-"""`kept(case, head, rows)`: what dropout keeps, bool `[rows, Lk]`, of head b * Hq + h."""
+Kept = Callable[[AttentionCase, int, slice, torch.device], torch.Tensor]
+"""`kept(case, head, rows, device)`: what dropout keeps, bool `[rows, Lk]`, of head b * Hq + h."""
 
 
-def none_kept(case: AttentionCase, head: int, rows: slice) -> torch.Tensor:
+def none_kept(case: AttentionCase, head: int, rows: slice, device: torch.device) -> torch.Tensor:
     """Stand in where nobody can say what dropout keeps.
 
     Raises:

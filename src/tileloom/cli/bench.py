@@ -231,9 +231,13 @@ def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
     )
 
 
-def _session(job: _Run, device: torch.device, watch: Watch, dog: Watchdog) -> Session:
+def _seed(seed: int) -> None:
     import torch
 
+    torch.manual_seed(seed)
+
+
+def _session(job: _Run, device: torch.device, watch: Watch, dog: Watchdog) -> Session:
     from tileloom.bench import DeviceTimer, Session
     from tileloom.testing import assert_accurate
 
@@ -249,7 +253,7 @@ def _session(job: _Run, device: torch.device, watch: Watch, dog: Watchdog) -> Se
         card=watch.between,
         step=dog.step,
         kept=kept_by_dropout,
-        seed=lambda: torch.cuda.manual_seed(DROPOUT_SEED) if device.type == "cuda" else None,
+        seed=lambda: _seed(DROPOUT_SEED),
     )
 
 

@@ -19,27 +19,23 @@ DROPOUT_SEED = 20261128
 """Of PyTorch's generator, before each result with dropout that is judged."""
 
 
-def kept_by_dropout(case: AttentionCase, head: int, rows: slice) -> torch.Tensor:
+def kept_by_dropout(
+    case: AttentionCase, head: int, rows: slice, device: torch.device
+) -> torch.Tensor:
     """Give the scores that dropout keeps after `DROPOUT_SEED`: `bench.scores.Kept`.
 
     Args:
         case: The problem.
         head: Of B * Hq.
         rows: Which rows.
+        device: Where to compute.
     """
     from tileloom.testing import dropout_mask
 
     size = (1, 1, rows.stop - rows.start, case.len_k)
     offset = (head * case.len_q + rows.start) * case.len_k
-    device = "cuda" if _is_cuda() else "cpu"
     whole = dropout_mask(case.dropout_p, seed=DROPOUT_SEED, offset=offset, size=size, device=device)
     return whole[0, 0]
-
-
-def _is_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _shown(case: AttentionCase) -> Any:

@@ -60,7 +60,6 @@ def bind_attention_fwd(
     group = problem.heads_q // problem.heads_kv
     kv_bytes = 4 * problem.len_k * problem.head_dim
     section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
-    stride_b, stride_h, stride_l, _ = batch_strides(out, problem)
     is_packed = problem.packed is not None
     dropout = dropout_arguments(problem, state)
     is_tma, draws = config.store == "tma", is_dynamic(problem)
@@ -69,7 +68,9 @@ def bind_attention_fwd(
     ride_desc, ride_b, ride_h = _ride(riding, problem, config.block_n)
     # A hidden score of -inf times 0 would be NaN; this small, every product is 0 to exp2.
     scale = max(problem.scale, 2.0**-120) * (1.0 if bias is not None else math.log2(math.e))
-    bound = prepared(attention_fwd_kernel, num_warps=4).bind(
+    bound = prepared(
+        attention_fwd_kernel, num_warps=4
+    ).bind(
         (min(tiles * heads, target_of(q).sms),),
         descriptor(q, 64, width, is_packed),
         descriptor(k, config.block_n, width, is_packed),
@@ -85,20 +86,11 @@ def bind_attention_fwd(
         *dropout.addresses,
         *(offsets or (None, None)),
         scale,
-        problem.heads_q,
-        group,
-        problem.len_q,
-        problem.len_k,
-        problem.head_dim // 8,
-        tiles,
-        heads,
-        section,
+        *(problem.heads_q, group, problem.len_q, problem.len_k, problem.head_dim // 8),
+        *(tiles, heads, section),
         *problem.band.clamped(problem.len_q, problem.len_k),
-        stride_b // 8,
-        stride_h // 8,
-        stride_l // 8,
-        ride_b,
-        ride_h,
+        *(stride // 8 for stride in batch_strides(out, problem)[:3]),
+        *(ride_b, ride_h),
         problem.batch,
         *(problem.packed.totals if problem.packed else (0, 0)),
         *strides,
@@ -106,6 +98,7 @@ def bind_attention_fwd(
         **constants(problem, config),
         **modes,
     )
+    is_plain = all(x is None for x in (mask, bias, key_lengths, state, offsets))
     bias_rides, mask_rides = modes["BIAS_MODE"] == 3, modes["MASK_MODE"] == 3
 
     def launch(
@@ -113,6 +106,9 @@ def bind_attention_fwd(
         bias: torch.Tensor | None, key_lengths: torch.Tensor | None, state: PhiloxState | None,
         out: torch.Tensor, lse: torch.Tensor, offsets: Offsets | None = None,
     ) -> None:  # fmt: skip
+        if is_plain:
+            given = (q, k, v, out, out, lse) if is_tma else (q, k, v, out, lse)
+            return bound.launch(*(given if not draws else (*given, zero_counter(q))))
         bits = None if mask is None else mask.view(torch.uint8)
         addresses, numbers = dropout_values(state)
         given = (
@@ -121,7 +117,7 @@ def bind_attention_fwd(
             None if key_lengths is None else key_lengths.contiguous(),
             zero_counter(q) if draws else None, bias, bits, *addresses, *(offsets or ()), *numbers,
         )  # fmt: skip
-        bound.launch(*[value for value in given if value is not None])
+        return bound.launch(*[value for value in given if value is not None])
 
     return launch
 
