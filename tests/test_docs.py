@@ -86,7 +86,7 @@ def test_contributing_shows_the_diagram_that_is_enforced():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for row in house.ROWS:
         for box in row:
-            assert box in ("ops", "ops._op") or re.search(rf"\b{re.escape(box)}\b", text), box
+            assert box.startswith("ops._") or box == "ops" or re.search(rf"\b{re.escape(box)}\b", text), box
 
 
 def test_commands_of_make_exist():

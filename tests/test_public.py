@@ -57,6 +57,8 @@ GOLDEN = {
         "MemoryGuard",
         "WeakCaseError",
         "assert_accurate",
+        "dropout_mask",
+        "dropout_uniforms",
         "laid_out",
         "poison_",
         "poisoned_memory",
@@ -76,7 +78,7 @@ GOLDEN = {
         "specs_of",
         "use_bundle",
     ],
-    "tileloom.ops": ["Choice", "attention", "record_choices", "rowwise"],
+    "tileloom.ops": ["Choice", "attention", "gemm", "record_choices", "rowwise"],
     "tileloom.ops.attention": [
         "attention",
         "attention_reference",
