@@ -86,7 +86,8 @@ def test_contributing_shows_the_diagram_that_is_enforced():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for row in house.ROWS:
         for box in row:
-            assert box.startswith("ops._") or box == "ops" or re.search(rf"\b{re.escape(box)}\b", text), box
+            is_shown = re.search(rf"\b{re.escape(box)}\b", text) is not None
+            assert is_shown or box == "ops" or box.startswith("ops._"), box
 
 
 def test_commands_of_make_exist():
