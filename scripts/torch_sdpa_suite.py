@@ -114,7 +114,7 @@ def pytest_configure(config: Any) -> None:
     if config.getoption("--with-tileloom"):
         from tileloom.integrations import torch_sdpa
 
-        torch_sdpa.register()
+        torch_sdpa.register(float32=True)
 
 
 @pytest.hookimpl(trylast=True)
@@ -231,6 +231,13 @@ def counted(folder: Path) -> dict[str, Any]:
     return {**total, "refused": dict(total["refused"])}
 
 
+def write(path: Path | None, rows: Iterable[Row], counts: dict[str, Any]) -> None:
+    """Write rows and counts to a file, if one is asked for."""
+    if path:
+        text = json.dumps({**counts, "rows": [asdict(row) for row in rows]}, indent=1)
+        path.write_text(text + "\n")
+
+
 def main(given: list[str] | None = None) -> int:
     """Run both, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -247,17 +254,16 @@ def main(given: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ours = outcomes(run(arguments, folder))
+        counts = counted(folder)
+        write(arguments.json, [Row(test, *found) for test, found in ours.items()], counts)
         failed = [test for test, (outcome, _) in ours.items() if outcome == "failed"]
         theirs = outcomes(run(arguments, folder, failed)) if failed else {}
-        counts = counted(folder)
     rows = [Row(test, *found, theirs.get(test, ("",))[0]) for test, found in sorted(ours.items())]
     print(summary(rows))
     print(f"tileloom computed {counts['forward']} forwards, {counts['backward']} backwards")
     for reason, number in counts["refused"].items():
         print(f"PyTorch's own kernel got {number}: {reason}")
-    if arguments.json:
-        text = json.dumps({**counts, "rows": [asdict(row) for row in rows]}, indent=1)
-        arguments.json.write_text(text + "\n")
+    write(arguments.json, rows, counts)
     return int(any(row.verdict == "failed" for row in rows))
 
 

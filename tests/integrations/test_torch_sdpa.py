@@ -1,6 +1,6 @@
 """The registration, on the CPU: PyTorch has no CPU kernels of these operators, so tests bring some.
 
-`torch_sdpa._hold("CPU")` is what `register()` does for "CUDA".
+`torch_sdpa._hold("CPU", ...)` is what `register()` does for "CUDA".
 """
 
 import logging
@@ -23,7 +23,7 @@ from tests.integrations.torch_sdpa_cases import (
 )
 
 from tileloom import emulator
-from tileloom.errors import UnsupportedError
+from tileloom.errors import OptionError, UnsupportedError
 from tileloom.integrations import torch_sdpa
 from tileloom.ops import record_choices
 
@@ -75,8 +75,8 @@ def is_ours():
     return not bool((call(SMALL.tensors())[0] == MARK).all())
 
 
-def hold():
-    return torch_sdpa._hold("CPU")
+def hold(*, float32=True):
+    return torch_sdpa._hold("CPU", float32=float32)
 
 
 @pytest.mark.usefixtures("originals")
@@ -214,7 +214,7 @@ def test_an_import_registers_nothing_and_a_registration_is_logged_if_the_variabl
         "assert not torch_sdpa._overrides; assert 'triton' not in sys.modules; "
         "library = torch.library.Library('aten', 'IMPL'); names = torch_sdpa.KERNELS; "
         "[library.impl(name, lambda *a, **k: None, 'CPU') for name in names]; "
-        "torch_sdpa._hold('CPU').remove()"
+        "torch_sdpa._hold('CPU', float32=False).remove()"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["TILELOOM_LOGS"] = "torch_sdpa"
@@ -224,6 +224,42 @@ def test_an_import_registers_nothing_and_a_registration_is_logged_if_the_variabl
     ).stderr  # fmt: skip
     assert "[tileloom.torch_sdpa] registered for CPU, over " in shown
     assert "[tileloom.torch_sdpa] removed" in shown
+
+
+@pytest.mark.usefixtures("originals")
+def test_float32_goes_to_the_original_unless_it_is_asked_for():
+    tensors = [t.float() for t in SMALL.tensors()]
+    leaves = tuple(t.requires_grad_() for t in tensors)
+    before = torch_sdpa.calls()
+    with hold(float32=False):
+        out = call(leaves)[0]
+        grads = torch.autograd.grad(out, leaves, SMALL.upstream().float())
+        assert is_ours()
+    assert bool((out == MARK).all())
+    assert all(bool((grad == MARK).all()) for grad in grads)
+    after = torch_sdpa.calls()
+    for name in torch_sdpa.KERNELS:
+        reason = (
+            f"{name}: float32, which PyTorch's own kernel computes faster; "
+            "register(float32=True) has tileloom's"
+        )
+        assert after.refused[reason] == before.refused.get(reason, 0) + 1
+    with hold(float32=True):
+        assert not bool((call(leaves)[0] == MARK).all())
+
+
+@pytest.mark.usefixtures("originals")
+def test_registering_with_another_option_is_refused_in_a_sentence():
+    with hold(float32=False), pytest.raises(OptionError) as error:
+        hold(float32=True)
+    assert str(error.value) == (
+        "register: float32 is True, and it is registered with False. Try: remove that "
+        "registration first, or give the same."
+    )
+    with pytest.raises(OptionError) as error:
+        hold(float32=1)
+    assert str(error.value) == "register: float32 is 1; it must be True or False."
+    assert not is_ours()
 
 
 @pytest.mark.usefixtures("originals")

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tileloom import knobs, log
-from tileloom.errors import UnsupportedError
+from tileloom.errors import OptionError, UnsupportedError
 from tileloom.integrations.sdpa_checks import Refused
 from tileloom.integrations.torch_sdpa_kernels import KERNELS
 
@@ -61,9 +61,18 @@ def calls() -> Calls:
         return Calls(forward, backward, MappingProxyType(dict(_refused)))
 
 
-def _replacement(name: str, kernel: Callable[..., Any], original: Any) -> Callable[..., Any]:
+_FLOAT32 = (
+    "float32, which PyTorch's own kernel computes faster; register(float32=True) has tileloom's"
+)
+
+
+def _replacement(name: str, original: Any, float32: bool) -> Callable[..., Any]:
+    kernel, place = KERNELS[name]
+
     def run(keys: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            if args[place].dtype == torch.float32 and not float32:
+                raise Refused(_FLOAT32)
             results = kernel(*args, **kwargs)
         except Refused as refused:
             reason = str(refused)
@@ -81,17 +90,18 @@ def _replacement(name: str, kernel: Callable[..., Any], original: Any) -> Callab
 class _Override:
     """Our kernels over PyTorch's, under one dispatch key, until `remove`."""
 
-    def __init__(self, dispatch_key: str) -> None:
+    def __init__(self, dispatch_key: str, float32: bool) -> None:
         log.configure(knobs.get("log.levels"))
         self.holders = 0
+        self.float32 = float32
         originals = {name: _original(name, dispatch_key) for name in KERNELS}
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             # PyTorch warns of the first override in a process; this one was asked for.
             warnings.simplefilter("ignore")
-            for name, kernel in KERNELS.items():
+            for name, original in originals.items():
                 self._library.impl(
-                    name, _replacement(name, kernel, originals[name]), dispatch_key,
+                    name, _replacement(name, original, float32), dispatch_key,
                     with_keyset=True, allow_override=True,
                 )  # fmt: skip
         _log.info("registered for %s, over %s", dispatch_key, originals)
@@ -147,20 +157,25 @@ class Registration:
         return f"Registration({'held' if held else 'removed'})"
 
 
-def register() -> Registration:
+def register(*, float32: bool = False) -> Registration:
     """Put tileloom's attention in the place of PyTorch's memory-efficient attention.
 
     It counts for the whole process, all threads and all GPUs, from now on: a graph that was
     captured before keeps PyTorch's kernels, a function that was compiled before gets tileloom's.
     Registering again is harmless: each call returns its own hold.
 
+    Args:
+        float32: Whether tileloom's kernels take float32 as well. They are exact, without tensor
+            cores, and slower than PyTorch's, which get it otherwise.
+
     Returns:
         A `Registration`: call its `remove`, or use it in a `with` statement.
 
     Raises:
         UnsupportedError: If this PyTorch has no CUDA kernels to replace.
+        OptionError: If it is registered with another `float32`, or that is no bool.
     """
-    return _hold("CUDA")
+    return _hold("CUDA", float32=float32)
 
 
 def unregister() -> None:
@@ -170,10 +185,17 @@ def unregister() -> None:
             _overrides.pop(key).remove()
 
 
-def _hold(dispatch_key: str) -> Registration:
+def _hold(dispatch_key: str, *, float32: bool) -> Registration:
+    if not isinstance(float32, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"register: float32 is {float32!r}; it must be True or False.")
     with _registering:
         override = _overrides.get(dispatch_key)
         if override is None:
-            override = _overrides[dispatch_key] = _Override(dispatch_key)
+            override = _overrides[dispatch_key] = _Override(dispatch_key, float32)
+        elif override.float32 != float32:
+            raise OptionError(
+                f"register: float32 is {float32}, and it is registered with {override.float32}. "
+                "Try: remove that registration first, or give the same."
+            )
         override.holders += 1
         return Registration(dispatch_key, override)

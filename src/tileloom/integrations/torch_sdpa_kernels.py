@@ -139,8 +139,8 @@ def backward(
     return compute(call, Given(grad_out, out, logsumexp), state, asked)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
-    "_efficient_attention_forward": forward,
-    "_efficient_attention_backward": backward,
+KERNELS: dict[str, tuple[Callable[..., Any], int]] = {
+    "_efficient_attention_forward": (forward, 0),
+    "_efficient_attention_backward": (backward, 1),
 }
-"""What replaces which operator of `aten`."""
+"""What replaces which operator of `aten`, and which of its arguments is query."""
