@@ -34,7 +34,7 @@ FORMS: tuple[AttentionCase, ...] = (
         layouts=("transposed", "gapped", "transposed"),
         mask=lambda case, device: cases.lengths(111, 40, then=_EVERYTHING)(case, device)
         & cases.visible((2, 1, 100, 131))(case, device),
-        bias=cases.added((4, 100, 131)), options={"scale": 0.2},
+        bias=cases.added((2, 4, 100, 131)), options={"scale": 0.2},
     ),
 )  # fmt: skip
 """Every mask, bias and dtype, keys that are a multiple of 4 and that are not."""

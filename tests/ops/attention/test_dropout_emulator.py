@@ -29,7 +29,14 @@ _CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("case", FORMS, ids=lambda case: case.id)
+_LONG = ("plain", "causal", "odd-keys")  # what the others have too
+_CASES = [
+    pytest.param(case, id=case.id, marks=[pytest.mark.full] if case.name in _LONG else [])
+    for case in FORMS
+]
+
+
+@pytest.mark.parametrize("case", _CASES)
 def test_outputs_and_gradients(case):
     inputs = case.inputs()
     state = drawn_at(inputs)
