@@ -1,10 +1,14 @@
-"""Packed calls on the emulator: what plays them, and judges O, LSE and every gradient."""
+"""Packed calls on the emulator: what plays them, and judges O, LSE and every gradient.
+
+tileloom check tests/ops/attention/varlen/emulated.py --sms 2 [--mutate --kernels KERNEL_FILE]
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,3 +92,16 @@ def hopper_plays() -> list[Play]:
         case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask)
         plays.append(Play(case, config, backward, name=spec.name))
     return plays
+
+
+def _checked(play: Play) -> None:
+    """Run and judge a call inside a run of the emulator that is there already."""
+    inputs = play.case.inputs()
+    with poisoned_memory():
+        if play.config is not None:
+            cases.check(inputs, *cases.call(inputs, config=play.config))
+        if play.backward is not None:
+            cases.check_gradients(inputs, cases.gradients_by(inputs, play.backward.encode()))
+
+
+CASES = {play.name: partial(_checked, play) for play in hopper_plays() if "d64-" in play.name}
