@@ -47,3 +47,9 @@ def test_every_shipped_hopper_kernel(play, level):
 @pytest.mark.parametrize("case", HOPPER, **named)
 def test_the_hopper_kernels_on_every_case(case):
     Play(case, *_HOPPER).run("machine", [("late", 0), ("random", 1)])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("case", [c for c in cases.DROPPED if c.bias is None], **named)
+def test_dropout_in_the_hopper_forward(case, level):
+    Play(case, _HOPPER[0]).run(level, [("late", 0), ("random", 1)])
