@@ -221,6 +221,8 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
         why.append("Triton is not installed")
     if problem.packed and (problem.has_mask or problem.has_bias):
         why.append("packed sequences have a bool mask or a bias")
+    if problem.packed and sum(problem.packed.totals) + problem.batch > 2**30:
+        why.append("Tq + Tk + S exceeds 2^30")
     if problem.dtype not in _HALF:
         why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
     if problem.head_dim != problem.head_dim_v:
