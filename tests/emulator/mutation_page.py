@@ -84,6 +84,7 @@ SUBJECTS = (
             _ATTENTION / "kernel_gluon_sm90_bwd.py",
             _ATTENTION / "kernel_gluon_sm90_bwd_wide.py",
             _ATTENTION / "pieces_gluon_sm90_bwd.py",
+            _ATTENTION / "pieces_gluon_sm90_scores.py",
         ),
         sms=2,
         harmless={

@@ -118,12 +118,16 @@ def recovered_backward(
     *,
     device: Any = "cpu",
     width: int = 512,
+    is_wide: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """The mask of a backward: dV is the transposed weights where dO is rows of the identity."""
+    """The mask of a backward: dV is the transposed weights where dO is rows of the identity.
+
+    With `is_wide` q and k are as wide as v, as the Hopper kernels want it.
+    """
     b, h, m, n = size
-    q, k = _plain(size, 16, device)
-    width = min(m, width)
+    q, k = _plain(size, width if is_wide else 16, device)
+    width = width if is_wide else min(m, width)
     v = torch.zeros(b, h, n, width, device=device, dtype=FP16, requires_grad=True)
     out = tileloom.attention(q, k, v, dropout_p=p, **options)
     shown: list[torch.Tensor] = []

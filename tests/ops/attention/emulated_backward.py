@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 from tests.ops.attention import cases, gradients
-from tests.ops.attention.cases import BF16, FP16, AttentionCase
+from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 from tests.ops.attention.emulated import Call
 
 from tileloom import masks
@@ -22,9 +22,11 @@ from tileloom.ops import record_choices
 from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
+from tileloom.ops.attention.launch_gluon_sm90_scores import KEYS, TILE, Scores
 from tileloom.testing import poisoned_memory
 
 SPECS = [s for s in gluon_backward_specs() if s.gluon and "packed" not in s.name]
+_STATE = (torch.tensor(5), torch.tensor(2**33 + 8))
 
 
 def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
@@ -33,8 +35,10 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     assert found is not None
     head_dim, rows, stages = int(found[1]), int(found[3]), int(found[4])
     keys = 64 if head_dim > 128 else 128
-    len_q, len_k = rows * stages + 7, 2 * keys + 37
     c = spec.constexprs
+    len_q, len_k = rows * stages + 7, 2 * keys + 37
+    if TILE in (c["BIAS"], c["MASK"]):
+        len_k += 11  # rows of 16 bytes
     shown = masks.window(None, None)
     if c["HAS_LEFT"]:
         shown = masks.window(len_k // 2, 9, anchor="bottom_right")
@@ -45,11 +49,36 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
         mask = cases.lengths(len_k, len_k // 3, 0, dtype=torch.int32, then=shown)
     batch = 3 if c["HAS_LENGTHS"] else 1
     dtype = FP16 if found[2] == "fp16" else BF16
+    bias = None
+    if c["BIAS"]:
+        shape = (2, 1, len_k) if c["BIAS"] == KEYS else (batch, 2, len_q, len_k)
+        bias = cases.added(shape, dtype=FP32 if "fp32" in spec.signature["bias"] else BF16)
+    if c["MASK"]:
+        mask = _with_tensor(mask, (2, len_q, len_k))
     case = AttentionCase(
-        spec.name, (batch, 2, 1, len_q, len_k, head_dim, head_dim), dtype, mask=mask
-    )
+        spec.name, (batch, 2, 1, len_q, len_k, head_dim, head_dim), dtype, mask=mask, bias=bias,
+        options={"dropout_p": 0.3, "philox": _STATE} if c["DROPOUT"] else {},
+    )  # fmt: skip
     forward = GluonSm90Config()
     return Call(spec.name, case, forward, "sm_90a"), GluonSm90BackwardConfig(rows, stages)
+
+
+def _with_tensor(mask: cases.Extra, shape: tuple[int, ...]) -> cases.Extra:
+    """The same mask, and a random bool tensor."""
+
+    def make(case: AttentionCase, device: torch.device) -> masks.Mask:
+        return mask(case, device) & cases.visible(shape)(case, device)
+
+    return make
+
+
+def modes_of(inputs: cases.Inputs, config: GluonSm90BackwardConfig) -> Scores:
+    """The modes that the launch chooses for a call with all gradients."""
+    mask, bias = inputs.options.get("mask"), inputs.options.get("bias")
+    return Scores.of(
+        cases.problem_of(inputs), config, mask and mask.visible, bias,
+        None if bias is None else torch.empty_like(bias),
+    )  # fmt: skip
 
 
 def checked(inputs: cases.Inputs, config: GluonSm90BackwardConfig) -> None:
@@ -70,7 +99,11 @@ def _run(spec: KernelSpec) -> None:
 
 
 # What `tileloom check` runs: every path of both kernels that synchronises.
-_FORMS = ("d128-full-bf16-64x2", "d64-causal-bf16-128x2", "d256-window-lengths-bf16-64x2")
+_FORMS = (
+    "d128-full-bf16-64x2", "d64-causal-bf16-128x2", "d256-window-lengths-bf16-64x2",
+    "d128-window-lengths-bias-mask-bf16-64x2", "d64-bias-bf16-64x2", "d256-bias-bf16-64x2",
+    "d256-causal-bias-of-keys-bf16-64x2", "d256-causal-bias-dropout-bf16-64x2",
+)  # fmt: skip
 CASES = {
     form: partial(_run, spec)
     for form in _FORMS

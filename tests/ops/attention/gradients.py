@@ -116,7 +116,8 @@ def of_operator(inputs: cases.Inputs, given: Upstream, config: str) -> list[torc
     results = attention_bwd(
         given.dout, given.dlse, q, k, v, out, lse, shown.visible, bias, shown.lengths,
         band.left_top, band.right_top, band.left_bottom, band.right_bottom, scale,
-        0.0, None, None, True, True, bias is not None, config,
+        options.get("dropout_p", 0.0), *options.get("philox", (None, None)),
+        True, True, bias is not None, config,
     )  # fmt: skip
     return list(results[: 3 if bias is None else 4])
 

@@ -37,7 +37,8 @@ def problem(*, sizes=_SIZES, dtype=BF16, **fields):
     ("target", "fields", "backend"),
     [
         (CPU, {}, "reference"),
-        (H100, _BIAS, "triton"),
+        (H100, _BIAS, "gluon_sm90"),
+        (H100, _MASK, "gluon_sm90"),
         (H100, {"dtype": FP32}, "triton"),
         (H100, {"sizes": (1, 2, 2, 64, 64, 512, 40)}, "triton"),
         (H100, {"dtype": torch.float64}, "reference"),

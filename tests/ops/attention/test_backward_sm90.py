@@ -11,7 +11,7 @@ import torch
 from tests.ops.attention import cases
 from tests.ops.attention.cases import BF16, FP16, AttentionCase
 from tests.ops.attention.emulated import SCHEDULES
-from tests.ops.attention.emulated_backward import SPECS, call_of, checked
+from tests.ops.attention.emulated_backward import SPECS, call_of, checked, modes_of
 
 import tileloom
 from tileloom import emulator, masks
@@ -36,6 +36,8 @@ def _played(inputs, config, level, schedule, seed):
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_every_shipped_form(spec, level):
     call, config = call_of(spec)
+    own = modes_of(call.inputs(), config).constants()
+    assert {name: spec.constexprs[name] for name in own} == own
     for schedule, seed in SCHEDULES:
         _played(call.inputs(), config, level, schedule, seed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,8 @@ import torch
 from tileloom.ops.attention.config import hopper_reasons, padded_head_dim, tma_reasons
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.target import Target
+
+_SMEM = 232448  # of a block on sm_90
 
 
 def tile_width(head_dim: int) -> int:
@@ -41,16 +44,27 @@ class GluonSm90BackwardConfig:
         handed = 64 * 64 * 6 if width == 256 else 4 * keys * rows + 4 * rows * width
         return loaded + handed + 1024
 
+    def score_tiles(self, head_dim: int, sizes: Sequence[int]) -> tuple[int, int]:
+        """Return how many of the tiles of bias and mask shared memory holds, and in how many slots.
+
+        Args:
+            head_dim: Columns of q, k and v.
+            sizes: Bytes of a number of the bias, the mask, in the order in which they get room.
+        """
+        scores = 64 * 64 if tile_width(head_dim) == 256 else 128 * self.block_m
+        free = _SMEM - self.smem_bytes(head_dim)
+        taken = count = 0
+        for size in sizes:
+            if taken + size * scores > free:
+                break
+            taken += size * scores
+            count += 1
+        return count, 2 if 0 < 2 * taken <= free else 1
+
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(problem.head_dim)
         why += hopper_reasons(problem, target)
-        if problem.dropout_p:
-            why.append(f"dropout_p is {problem.dropout_p}, and it has no dropout yet")
-        if problem.has_mask:
-            why.append("a bool mask tensor is given")
-        if problem.has_bias:
-            why.append("a bias is given")
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"
@@ -86,6 +100,9 @@ class GluonSm90BackwardConfig:
 
 def gluon_backward_rule(problem: AttentionProblem) -> GluonSm90BackwardConfig:
     """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
-    if problem.head_dim <= 64:  # 537 against 462 TFLOP/s at 16k full, 494 against 452 causal
+    has_scores = problem.has_mask or problem.has_bias
+    if (
+        problem.head_dim <= 64 and not has_scores
+    ):  # 537 against 462 TFLOP/s at 16k full, 494 against 452 causal
         return GluonSm90BackwardConfig(128, 2)
     return GluonSm90BackwardConfig(64, 2)

@@ -19,10 +19,14 @@ Packed sequences: blocks of keys and of queries are laid from the right end of e
 that TMA loads zeros for what is missing at the front and nothing of a neighbour
 (`pieces_packed.py`). The band counts rows from the front of the first block of queries.
 
-Bytes moved: K, V, dK, dV once; Q, dO once for each key block (from L2 for all but the first); the
-float32 dQ buffer, padded to whole query blocks, once by each key block, and three times more by
-what runs before and after (`kernel_triton_bwd_ends.py`: zeros, delta; scale, order, rounding). The
-buffer is in the order in which threads hold dQ, so that no step rearranges it.
+A bias, a bool mask and the gradient of a bias: see `pieces_gluon_sm90_scores.py`. Both are
+in what S^T starts from; dS lies in shared memory as `[queries, keys]` if TMA is to write it out.
+
+Bytes moved: K, V, dK, dV once; Q, dO once for each key block (from L2 for all but the first);
+bias, mask and the bias's gradient once for every head; the float32 dQ buffer, padded to whole query
+blocks, once by each key block, and three times more by what runs before and after
+(`kernel_triton_bwd_ends.py`: zeros, delta; scale, order, rounding). The buffer is in the order in
+which threads hold dQ, so that no step rearranges it.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     kv_full[i]   (1)      producer's TMA -> consumers: K (0) and V (1) are there
@@ -35,6 +39,9 @@ one again has passed the barrier of the step between, before which the other has
 
 from __future__ import annotations
 
+from typing import Any
+
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -47,7 +54,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
-from tileloom.device.compat import tma_load
+from tileloom.device.compat import tma_load, tma_store
 from tileloom.device.tma import tma_reduce_add
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
@@ -63,6 +70,29 @@ from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     query_gradient,
     store_keys,
 )
+from tileloom.ops.attention.pieces_gluon_sm90_dropout import kept_scores, kept_words
+from tileloom.ops.attention.pieces_gluon_sm90_scores import (
+    ANYWHERE,
+    KEYS,
+    NONE,
+    TILE,
+    any_large,
+    bias_numbers,
+    fetch_scores,
+    first_number,
+    keys_first,
+    large_exponent,
+    loaded_poison,
+    next_block,
+    release_scores,
+    row_sums,
+    score_memory,
+    scores_start,
+    store_scores,
+    store_sums,
+    unpoisoned,
+)
+from tileloom.ops.attention.pieces_philox import philox_state
 
 SHARED = gl.constexpr(8)
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -72,7 +102,8 @@ LOG2E = gl.constexpr(1.4426950408889634)
 def _producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
     lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q, batch_k, kv_head, group,
-    key, start, stop, missing, line, padded_q, BLOCK_M: gl.constexpr,
+    key, start, stop, missing, line, padded_q, bias, mask, scores, BLOCK_M: gl.constexpr,
+    BIAS: gl.constexpr, MASK: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
     mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
@@ -95,18 +126,46 @@ def _producer(
         mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 4 * BLOCK_M)
         tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
         tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
+        if BIAS == TILE or MASK == TILE:
+            fetch_scores(bias, mask, scores, j, head, row, key, 2, BIAS, MASK)
         head += (row + BLOCK_M == stop).to(gl.int32)
         row, line = following(row, line, start, stop, padded_q, BLOCK_M)
 
 
 @gluon.jit
 def _consumer(
-    WG: gl.constexpr, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-    delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch_k, kv_head, group,
-    block_key, start, stop, line, padded_q, end, lo, hi, first, last, len_k, dk_out, dv_out,
-    head_dim_8, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
-    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    WG: gl.constexpr, own, large, given, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr,
+    MASK: gl.constexpr, DBIAS: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
+    if BIAS == NONE and MASK == NONE:
+        _walk(WG, large, 0, given, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK,
+              DBIAS, DROPOUT, False)  # fmt: skip
+    else:
+        k_smem, v_smem, full, block_key, first, last = own
+        poison = loaded_poison(
+            k_smem.index(WG), v_smem.index(WG), full, block_key + 64 * WG, first, last
+        )  # fmt: skip
+        if (large[0] != 0) | (gl.sum(poison, 0) != 0.0):
+            _walk(WG, large, poison, given, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS,
+                  MASK, DBIAS, DROPOUT, True)  # fmt: skip
+        else:
+            _walk(WG, large, poison, given, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS,
+                  MASK, DBIAS, DROPOUT, False)  # fmt: skip
+
+
+@gluon.jit
+def _walk(
+    WG: gl.constexpr, large, poison, given, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
+    HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr,
+    MASK: gl.constexpr, DBIAS: gl.constexpr, DROPOUT: gl.constexpr, SLOW: gl.constexpr,
+):  # fmt: skip
+    (dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, ds_smem,
+     dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group, heads_q,
+     block_key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys, dk_out,
+     dv_out, head_dim_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
+    HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
+    COUNTS: gl.constexpr = HIDES or DROPOUT
     STAGES: gl.constexpr = q_smem.type.shape[0]
     D: gl.constexpr = q_smem.type.shape[4]
     HALF: gl.constexpr = D // 2 if BLOCK_M == 64 else D
@@ -125,44 +184,93 @@ def _consumer(
     dk = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
     dv = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
     mbarrier.wait(kv_full.index(0), 0)
-    if HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
+    if (HAS_LENGTHS or HAS_LEFT or HAS_RIGHT) and not HIDES:
         if (key < first) | (key + 64 > last):
             clear_outside(k, key, first, last)
     mbarrier.wait(q_full.index(0), 0)
     q = q_smem.index(0).reshape([BLOCK_M, D])
-    s = columns_start(lse_smem.index(0), 64, S_LAYOUT)
+    row = start
+    head = kv_head * group
+    if HIDES:
+        s = scores_start(
+            lse_smem.index(0), scale, bias, mask, scores, 0, head, row, block_key, len_q, len_k,
+            WG, 2, S_LAYOUT, BIAS, MASK, SLOW,
+        )  # fmt: skip
+    else:
+        s = columns_start(lse_smem.index(0), 64, S_LAYOUT)
     s = warpgroup_mma(k, q.permute((1, 0)), s, is_async=True)
     mbarrier.wait(kv_full.index(1), 0)
-    if HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
+    if (HAS_LENGTHS or HAS_LEFT or HAS_RIGHT) and not HIDES:
         if (key < first) | (key + 64 > last):
             clear_outside(v, key, first, last)
+    if SLOW:
+        poison = gl.expand_dims(gl.convert_layout(poison, gl.SliceLayout(1, S_LAYOUT)), 1)
     s = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[s]))
-    row = start
     below, above = masked_rows(key, end, lo, hi, BLOCK_M, HAS_LEFT, HAS_RIGHT)
+    if DBIAS == KEYS:
+        sums = row_sums(gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT))
+        SUMS: gl.constexpr = sums.type.layout
+    if (BIAS == TILE or MASK == TILE) and not SLOW:
+        fence_async_shared()
+        release_scores(scores, 0, BIAS, MASK)
+    if DROPOUT:
+        words = kept_words(
+            dropout, batch, head, heads_q, row - missing, key, len_q, len_k, BLOCK_M
+        )  # fmt: skip
     for j in range(steps):
+        if COUNTS:
+            next_row, next_line, next_head = next_block(
+                row, line, head, j + 1 == steps, start, stop, padded_q, BLOCK_M
+            )
         slot, phase = slot_of(j, STAGES)
         q = q_smem.index(slot).reshape([BLOCK_M, D])
         do = do_smem.index(slot).reshape([BLOCK_M, D])
         mbarrier.wait(do_full.index(slot), phase)
         # Not wait(1) after dP is issued: over the back edge ptxas would serialise all (C7514).
         x = warpgroup_mma_wait(0, deps=[s])
-        dp = columns_start(delta_smem.index(slot), 64, S_LAYOUT)
-        dp = warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)
+        if DROPOUT:
+            dp = gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT)
+        else:
+            dp = columns_start(delta_smem.index(slot), 64, S_LAYOUT)
+        dp = warpgroup_mma(v, do.permute((1, 0)), dp, use_acc=not DROPOUT, is_async=True)
         if (row < below) | (row > above):
             x = mask_transposed(x, key, row, end, lo, hi, HAS_LEFT, HAS_RIGHT)
-        p = gl.exp2(x * c)
-        p_half = gl.convert_layout(p.to(dtype), P_LAYOUT, assert_trivial=True)
+        if SLOW and BIAS != NONE:
+            b = bias_numbers(
+                bias, scores, j, head, row, block_key, len_q, len_k, WG, 2, BIAS, BLOCK_M, S_LAYOUT
+            )
+            x = large_exponent(x, scale, b, large, batch * heads_q + head, row, len_q)
+        else:
+            x = x * c
+        if SLOW:
+            x = unpoisoned(x, poison)
+        p = gl.exp2(x)
+        kept_p = p
+        if DROPOUT:
+            kept = kept_scores(words, BLOCK_M, S_LAYOUT)
+            kept_p = gl.where(kept, p, 0.0)
+        p_half = gl.convert_layout(kept_p.to(dtype), P_LAYOUT, assert_trivial=True)
         dv = warpgroup_mma(p_half, do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
+        if DROPOUT:
+            delta = columns_start(delta_smem.index(slot), 64, S_LAYOUT)
+            dp = gl.where(kept, dp, 0.0) * dropout[3] + delta
         ds = (p * dp).to(dtype)
         buffer = (j & 1) * 2
-        ds_smem.index(buffer + WG).store(ds)
+        keys_first(ds_smem.index(buffer + WG), DBIAS).store(ds)
         fence_async_shared()
+        if SLOW:
+            release_scores(scores, j, BIAS, MASK)
         ds_half = gl.convert_layout(ds, P_LAYOUT, assert_trivial=True)
         dk = warpgroup_mma(ds_half, q, dk, is_async=True)
         named_barrier_sync(SHARED, 256)
-        ds0 = ds_smem.index(buffer)
-        dq = query_gradient(ds0, ds_smem.index(buffer + 1), k_smem, WG, BLOCK_M, D, DQ_LAYOUT)
+        ds0 = keys_first(ds_smem.index(buffer), DBIAS)
+        ds1 = keys_first(ds_smem.index(buffer + 1), DBIAS)
+        dq = query_gradient(ds0, ds1, k_smem, WG, BLOCK_M, D, DQ_LAYOUT)
+        if DBIAS == KEYS:
+            sums += row_sums(ds)
+        elif DBIAS == ANYWHERE:
+            store_scores(dbias, ds, head, row, block_key, len_q, len_k, WG)
         dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])  # frees the registers of P and dS
         dv = warpgroup_mma_init(dv)
         dk = warpgroup_mma_init(dk)
@@ -170,7 +278,13 @@ def _consumer(
         next_slot, next_phase = slot_of(coming, STAGES)
         mbarrier.wait(q_full.index(next_slot), next_phase)
         q = q_smem.index(next_slot).reshape([BLOCK_M, D])
-        s = columns_start(lse_smem.index(next_slot), 64, S_LAYOUT)
+        if HIDES:
+            s = scores_start(
+                lse_smem.index(next_slot), scale, bias, mask, scores, coming, next_head,
+                next_row, block_key, len_q, len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW,
+            )  # fmt: skip
+        else:
+            s = columns_start(lse_smem.index(next_slot), 64, S_LAYOUT)
         s = warpgroup_mma(k, q.permute((1, 0)), s, is_async=True)
         dq, dv, dk, s = warpgroup_mma_wait(1, deps=[dq, dv, dk, s])
         s = warpgroup_mma_init(s)
@@ -181,16 +295,36 @@ def _consumer(
         tma.store_wait(0)
         dq_smem.index(WG).store(fragment_order(dq))
         fence_async_shared()
+        if (BIAS == TILE or MASK == TILE) and not SLOW:
+            if j + 1 < steps:
+                release_scores(scores, j + 1, BIAS, MASK)
         tma_reduce_add(dq_desc, [line * (D // 64) // 2 + WG * HALF // 2, 0], dq_smem.index(WG))
-        row, line = following(row, line, start, stop, padded_q, BLOCK_M)
+        if DBIAS == TILE:
+            tma_store(dbias, [batch, head, row, key], ds_smem.index(buffer + WG))
+        elif DBIAS == KEYS:
+            if row + BLOCK_M == stop:
+                store_sums(dbias, sums, head, block_key, len_k, WG)
+                sums = gl.zeros([64, 4], gl.float32, SUMS)
+        if DROPOUT:
+            words = kept_words(
+                dropout, batch, next_head, heads_q, next_row - missing, key, len_q, len_k, BLOCK_M
+            )  # fmt: skip
+        if COUNTS:
+            row = next_row
+            line = next_line
+            head = next_head
+        else:
+            row, line = following(row, line, start, stop, padded_q, BLOCK_M)
     s, dk, dv = warpgroup_mma_wait(0, deps=[s, dk, dv])
     v = v_smem.index(WG)
+    if DROPOUT:
+        dv = dv * dropout[3]
     dv = dv.to(dtype)
-    store_keys(dv_desc, v, dv, batch_k, kv_head, key, len_k, dv_out, head_dim_8, PACKED)
+    store_keys(dv_desc, v, dv, batch_k, kv_head, key, keys, dv_out, head_dim_8, PACKED)
     named_barrier_sync(SHARED, 256)  # the other warpgroup has read this half of K for its dQ
     k = k_smem.index(WG)
     dk = (dk * scale).to(dtype)
-    store_keys(dk_desc, k, dk, batch_k, kv_head, key, len_k, dk_out, head_dim_8, PACKED)
+    store_keys(dk_desc, k, dk, batch_k, kv_head, key, keys, dk_out, head_dim_8, PACKED)
     tma.store_wait(0)
 
 
@@ -199,26 +333,36 @@ INT32_ARGUMENTS = (
     "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "sequences", "total_q",
     "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
+INT64_ARGUMENTS = (
+    "bias_b", "bias_h", "bias_q", "bias_k", "mask_b", "mask_h", "mask_q", "mask_k", "seed",
+    "offset", "threshold",
+)  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["scale", *INT32_ARGUMENTS])
+@gluon.jit(do_not_specialize=["scale", "keep_scale", *INT32_ARGUMENTS, *INT64_ARGUMENTS])
 def attention_bwd_kernel(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, dk_desc, dv_desc, dq_desc, lengths_ptr,
-    scale, heads_q, heads_kv, group, len_q, len_k, padded_q, key_blocks, left_top, right_top,
-    left_bottom, right_bottom, cu_q, cu_k, dk_ptr, dv_ptr, head_dim_8, sequences, total_q, total_k,
-    dk_h, dk_l, dv_h, dv_l, STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    flags, lse_ptr, weight_ptr, bias, mask, dbias, seed_at, offset_at,
+    seed: tl.int64, offset: tl.int64, threshold: tl.int64, keep_scale, scale, heads_q, heads_kv,
+    group, len_q, len_k, padded_q, key_blocks, left_top, right_top, left_bottom, right_bottom, cu_q,
+    cu_k, dk_ptr, dv_ptr, head_dim_8, sequences, total_q, total_k, dk_h, dk_l, dv_h, dv_l,
+    bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
+    mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
+    STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr, MASK: gl.constexpr, DBIAS: gl.constexpr,
+    SCORE_STAGES: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
     D: gl.constexpr = q_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()
-    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=4 if DBIAS == TILE else 2)
+    DS_SHAPE: gl.constexpr = [4, 1, 1, BLOCK_M, 64] if DBIAS == TILE else [4, 64, BLOCK_M]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], q_desc.layout)
     do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], do_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], k_desc.layout)
     v_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], v_desc.layout)
-    ds_smem = gl.allocate_shared_memory(dtype, [4, 64, BLOCK_M], DS_LAYOUT)
+    ds_smem = gl.allocate_shared_memory(dtype, DS_SHAPE, DS_LAYOUT)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M * D // 256, 128], dq_desc.layout)
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
     delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_desc.layout)
@@ -232,6 +376,9 @@ def attention_bwd_kernel(
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(do_full.index(i), count=1)
         mbarrier.init(empty.index(i), count=256)
+    bias_smem, mask_smem, score_full, score_empty = score_memory(
+        bias, mask, SCORE_STAGES, 2, BLOCK_M, 256, BIAS, MASK
+    )
     fence_async_shared()
     if not HAS_LENGTHS:
         lengths_ptr = 0
@@ -257,27 +404,63 @@ def attention_bwd_kernel(
         last = gl.where(key == -128, key, last)  # no key is there
     start, stop = queries_of(key, last, rows + missing, lo, hi, BLOCK_M, 128, HAS_LEFT, HAS_RIGHT)
     line += start
+    if DROPOUT:
+        seed, offset = philox_state(seed_at, offset_at, seed, offset)
+    has_large = 0
+    if BIAS != NONE:
+        tiles = gl.cdiv(len_q, 64)
+        has_large = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
+    bias_at = batch * bias_b
+    mask_at = batch * mask_b
+    if BIAS == KEYS or BIAS == ANYWHERE:
+        bias = first_number(bias, batch, key, bias_b, bias_k)
+    if MASK == KEYS or MASK == ANYWHERE:
+        mask = first_number(mask, batch, key, mask_b, mask_k)
+    if DBIAS == KEYS:
+        dbias = first_number(dbias, batch * heads_q, key, len_k.to(gl.int64), 1)
+    elif DBIAS == ANYWHERE:
+        dbias = first_number(dbias, batch * heads_q, key, len_k.to(gl.int64) * len_q, 1)
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
-        (_consumer, (0, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch_k,
-                     kv_head, group, key, start, stop, line, padded_q, end, lo, hi, first, last,
-                     keys, dk_out, dv_out, head_dim_8, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT,
-                     HAS_RIGHT)),
-        (_consumer, (1, dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem,
-                     delta_smem, ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch_k,
-                     kv_head, group, key, start, stop, line, padded_q, end, lo, hi, first, last,
-                     keys, dk_out, dv_out, head_dim_8, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT,
-                     HAS_RIGHT)),
+        (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),
+                     (has_large, lse_ptr, weight_ptr), (
+            dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+            ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
+            group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
+            len_k, keys, dk_out, dv_out, head_dim_8,
+            (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
+            (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
+            (seed, offset, threshold, keep_scale),
+        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT)),
+        (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
+                     (has_large, lse_ptr, weight_ptr), (
+            dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+            ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
+            group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
+            len_k, keys, dk_out, dv_out, head_dim_8,
+            (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
+            (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
+            (seed, offset, threshold, keep_scale),
+        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
                      do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q,
-                     batch_k, kv_head, group, key, start, stop, missing, line, padded_q, BLOCK_M)),
+                     batch_k, kv_head, group, key, start, stop, missing, line, padded_q,
+                     (bias, bias_at, bias_h, bias_q, bias_k),
+                     (mask, mask_at, mask_h, mask_q, mask_k),
+                     (bias_smem, mask_smem, score_full, score_empty), BLOCK_M, BIAS, MASK)),
     ], [4, 1], [240, 24])  # fmt: skip
 
 
 def tile_arguments() -> dict[str, int]:
     """Shared-memory layout of a tile `[1, 1, rows, columns]` of 64 columns or more."""
     return {"swizzle_byte_width": 128, "element_bitwidth": 16, "rank": 4}
+
+
+def score_arguments(itemsize: int) -> dict[str, Any]:
+    """Shared-memory layout of a tile `[1, 1, rows, 64]` of bias, mask or a bias's gradient."""
+    return {
+        "swizzle_byte_width": min(128, 64 * itemsize), "element_bitwidth": 8 * itemsize, "rank": 4
+    }  # fmt: skip
 
 
 def flat_arguments(rank: int) -> dict[str, int]:

@@ -63,7 +63,7 @@ def attention_delta_kernel(
 
 @triton.jit(do_not_specialize=(*INT64_ARGUMENTS, *INT32_ARGUMENTS))
 def attention_weight_kernel(
-    q, k, lse, weight, mask, bias, lengths, scale,
+    q, k, lse, weight, flags, mask, bias, lengths, scale,
     q_b: tl.int64, q_h: tl.int64, q_l: tl.int64, q_d: tl.int64,
     k_b: tl.int64, k_h: tl.int64, k_l: tl.int64, k_d: tl.int64,
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
@@ -77,7 +77,7 @@ def attention_weight_kernel(
     HAS_LENGTHS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
     WEIGHS_ALL: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights of BLOCK_M rows of one head."""
+    """Compute the weights of BLOCK_M rows of one head; a flag says whether one is not 1."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     program = tl.program_id(0)
     head_all = program // tiles
@@ -109,8 +109,11 @@ def attention_weight_kernel(
     is_weighed = shift != float("-inf")
     if not WEIGHS_ALL:
         is_weighed = is_weighed & (tl.abs(shift) > _LARGE_LSE)
-        if tl.max(is_weighed.to(tl.int32), 0) == 0:
+        found = tl.max(is_weighed.to(tl.int32), 0)
+        if found == 0:
             begin = end
+        if flags is not None:
+            tl.store(flags + tl.cast(program, tl.int64), found)
 
     if VECTOR == 0:
         q_step = q_d

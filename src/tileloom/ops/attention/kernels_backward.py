@@ -135,6 +135,7 @@ def backward_spec(
         "lengths": not problem.has_key_lengths,
         **dict.fromkeys(("cu_q", "cu_k"), problem.packed is None),
         "weight": not given["WEIGHTED"],
+        "flags": True,  # of other backends
     }
     constexprs: dict[str, Any] = {}
     signature: dict[str, str] = {}

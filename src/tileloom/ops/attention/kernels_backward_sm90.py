@@ -3,32 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
 
-_FORMS: Mapping[str, tuple[bool, bool, bool]] = {  # key lengths, left bound, right bound
-    "full": (False, False, False),
-    "causal": (False, False, True),
-    "lengths": (True, False, False),
-    "window-lengths": (True, True, True),
-    "packed": (False, False, False),
-    "packed-causal": (False, False, True),
+
+@dataclass(frozen=True)
+class _Form:
+    """What changes the code besides head dim and dtype; modes as in `pieces_gluon_sm90_scores`."""
+
+    lengths: bool = False
+    left: bool = False
+    right: bool = False
+    bias: int = 0
+    bias_dtype: str = "bf16"
+    mask: int = 0
+    dbias: int = 0
+    is_packed: bool = False
+    dropout: bool = False
+
+
+_FORMS: Mapping[str, _Form] = {
+    "full": _Form(),
+    "causal": _Form(right=True),
+    "lengths": _Form(lengths=True),
+    "window-lengths": _Form(lengths=True, left=True, right=True),
+    "packed": _Form(is_packed=True),
+    "packed-causal": _Form(right=True, is_packed=True),
+    "dropout": _Form(dropout=True),
+    "packed-dropout": _Form(is_packed=True, dropout=True),
+    "causal-bias-dropout": _Form(right=True, bias=2, dbias=2, dropout=True),
+    "bias": _Form(bias=2, dbias=2),
+    "causal-bias-of-keys": _Form(right=True, bias=1, dbias=1),
+    "causal-mask": _Form(right=True, mask=2),
+    "bias-mask-anywhere": _Form(bias=3, bias_dtype="fp32", mask=3, dbias=3),
+    "window-lengths-bias-mask": _Form(True, True, True, bias=2, mask=2, dbias=2),
+    "float-bias": _Form(bias=2, bias_dtype="fp32", dbias=3),
 }
 _PACKED = ("packed", "packed-causal")
+_SCORES = tuple(form for form, own in _FORMS.items() if own.bias or own.mask or own.dropout)
 _SHAPES = (
     ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "window-lengths", *_PACKED)),
+    ("bf16", 64, GluonSm90BackwardConfig(64, 2), _SCORES[2:5]),
     ("bf16", 128, GluonSm90BackwardConfig(64, 2), tuple(_FORMS)),
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths", *_PACKED)),
+    ("bf16", 256, GluonSm90BackwardConfig(64, 2), _SCORES[2:6]),
 )
 
+_BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, 16k tokens, hidden 2048, TFLOP/s at 16k beside cuDNN: "
+_ON_H200 = "H200, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
 _SPILLS: Mapping[str, tuple[int, str]] = {
     "64-128": (260, _ON_H100 + "537 (491) full, 494 (460) causal; with no spills (64 rows) 462."),
     "64-128-packed-causal": (320, "What is stored lies in the stores of dK and dV at the end."),
     "128-64": (280, _ON_H100 + "657 (598) full, 595 (580) causal."),
     "256-64": (360, _ON_H100 + "459 (374) full, 450 (400) causal."),
+    "64-scores": (700, _ON_H200 + "bias 4.1, its gradient 5.2, mask 3.9; the portable 10 or more."),
+    "128-scores": (8000, _ON_H200 + "bias 2.9, its gradient 3.5, mask 2.9, full 2.3."),
+    "256-scores": (5000, "As with 128, most lies in the path of poisoned keys and large LSE."),
 }
 """`head dim-query block` -> bytes allowed on any Triton, and the measurement."""
 
@@ -49,7 +83,7 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
 
     width, rows = tile_width(head_dim), config.block_m
     is_wide = width == 256
-    lengths, left, right = _FORMS[form]
+    own = _FORMS[form]
     tiles = {"q_desc": rows, "k_desc": 64, "v_desc": 64, "do_desc": rows, "dk_desc": 64}
     tiles["dv_desc"] = 64
     signature = {
@@ -64,22 +98,46 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
     else:
         signature["dq_desc"] = f"tensordesc<fp32[{rows * width // 256}, 128],{{layout}}>"
         layouts["dq_desc"] = kernel.flat_arguments(2)
-    signature |= {"lengths_ptr": "*i32", "scale": "fp32"}
+    sizes = [_BYTES[own.bias_dtype]] if own.bias == 2 else []
+    sizes += [1] if own.mask == 2 else []
+    count, slots = config.score_tiles(head_dim, sizes)
+    assert count == len(sizes)
+    scores = {
+        "bias": (own.bias, own.bias_dtype),
+        "mask": (own.mask, "u8"),
+        "dbias": (own.dbias, "fp32" if own.dbias == 1 else own.bias_dtype),
+    }
+    for name, (mode, kind) in scores.items():
+        signature[name] = f"*{kind}"
+        if mode == 2:
+            signature[name] = f"tensordesc<{kind}[1, 1, {rows}, 64],{{layout}}>"
+            layouts[name] = kernel.score_arguments(_BYTES[kind])
+    signature |= {"lengths_ptr": "*i32", "flags": "*i32", "scale": "fp32", "keep_scale": "fp32"}
+    signature |= dict.fromkeys(("lse_ptr", "weight_ptr"), "*fp32")
     signature |= dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
+    signature |= dict.fromkeys(kernel.INT64_ARGUMENTS, "i64")
     constexprs: dict[str, object] = {
         "STAGES": config.stages,
-        "HAS_LENGTHS": lengths,
-        "HAS_LEFT": left,
-        "HAS_RIGHT": right,
+        "HAS_LENGTHS": own.lengths,
+        "HAS_LEFT": own.left,
+        "HAS_RIGHT": own.right,
+        "BIAS": own.bias,
+        "MASK": own.mask,
+        "DBIAS": own.dbias,
+        "SCORE_STAGES": slots,
+        "DROPOUT": own.dropout,
+        "seed_at": None,  # seed and offset come as numbers
+        "offset_at": None,
     }
-    if not lengths:
-        constexprs["lengths_ptr"] = None
     names = {"cu_q": "*i32", "cu_k": "*i32", "dk_ptr": f"*{dtype}", "dv_ptr": f"*{dtype}"}
     signature |= names
-    if form not in _PACKED:
-        constexprs |= dict.fromkeys(names)
+    absent = {"lengths_ptr": not own.lengths} | dict.fromkeys(names, not own.is_packed)
+    absent |= dict.fromkeys(("flags", "lse_ptr", "weight_ptr"), own.bias == 0)
+    absent |= {name: mode == 0 for name, (mode, _) in scores.items()}
+    constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
     signature |= dict.fromkeys(constexprs, "constexpr")
-    spills, reason = _SPILLS.get(f"{width}-{rows}-{form}", _SPILLS.get(f"{width}-{rows}", (0, "")))
+    kind = "scores" if own.bias or own.mask or own.dropout else str(rows)
+    spills, reason = _SPILLS.get(f"{width}-{rows}-{form}", _SPILLS[f"{width}-{kind}"])
     name, module = ("attention_bwd", "kernel_gluon_sm90_bwd")
     if is_wide:
         name, module = f"{name}_wide", f"{module}_wide"
@@ -90,8 +148,10 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
         signature=signature,
         constexprs=constexprs,
         archs=("sm_90",),
-        layouts=layouts,
-        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
+        layouts={n: layout for n, layout in layouts.items() if n not in constexprs},
+        aligned=tuple(
+            n for n, kind in signature.items() if kind.startswith("*") and n not in scores
+        ),
         spill_budget=spills,
         spill_reason=reason,
     )

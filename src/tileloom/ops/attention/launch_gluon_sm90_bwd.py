@@ -21,7 +21,8 @@ from tileloom.ops.attention.kernel_triton_bwd_ends import (
     attention_bwd_after_kernel,
     attention_bwd_before_kernel,
 )
-from tileloom.ops.attention.philox import PhiloxState
+from tileloom.ops.attention.launch_gluon_sm90_scores import Scores, bind_weights
+from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
 from tileloom.ops.attention.problem import AttentionProblem, Layout, Offsets
 from tileloom.ops.attention.strides import batch_strides
 
@@ -64,38 +65,48 @@ def bind_attention_bwd(
         v: Values, `[B, Hkv, Lk, D]`.
         out: The forward's output, unit stride in the last dimension.
         lse: The forward's log-sum-exp, `[B, Hq, Lq]`, float32, contiguous.
-        mask: Not taken.
-        bias: Not taken.
+        mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
+        bias: Floating, broadcastable to the same, or None.
         key_lengths: `[B]`, int32 or int64, or None.
-        state: Not taken.
+        state: Seed and offset of dropout, or None.
         dq: `[B, Hq, Lq, D]`, dense, unit stride in the last dimension, or None.
         dk: `[B, Hkv, Lk, D]`, likewise; computed even where it is None.
         dv: `[B, Hkv, Lk, D]`, likewise.
-        dbias: Not taken.
+        dbias: Of bias's shape, contiguous, or None.
         offsets: Of packed sequences, whose tensors have B = 1.
 
     Returns:
         `launch(dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state, dq, dk, dv, dbias)`,
-        which writes dq, dk and dv, for tensors of the same shapes, strides, types and alignments.
+        which writes dq, dk, dv and dbias, for tensors of the same shapes, strides, types and
+        alignments.
 
     Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
         head dim rounded up to 64, 128 or 256, and `B * Lp` of packed sequences `Tq` rounded down
         and S blocks more; a copy of dout where TMA cannot read it (a last
-        dimension that is not contiguous, strides that are no multiples of 16 bytes).
+        dimension that is not contiguous, strides that are no multiples of 16 bytes). With a bias
+        `B * Hq * Lq` and `B * Hq * ceil(Lq / 64)` more; for its gradient `B * Hq * Lk` where it is
+        the same for every query, and where it broadcasts otherwise what the portable backward
+        needs for it.
     """
-    del mask, bias, state, dbias
     is_copied = bool(tma_faults("dout", Layout.of(dout), dout.shape))
     dout = dout.contiguous() if is_copied else dout
     rows = 64 if tile_width(problem.head_dim) == 256 else config.block_m
     lines = problem.heads_q * problem.blocks_q(rows) * rows
     numbers = lines * tile_width(problem.head_dim)
     example = q.new_empty(4, dtype=torch.float32)  # all that is asked of a workspace is its type
+    scores = Scores.of(problem, config, mask, bias, dbias)
     before = _before(problem, rows, out, dout, lse, dlse, example, offsets)
     is_lost = dk is None or dv is None
     if dk is None or dv is None:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
     given = (q, k, v, dout, dk, dv)
-    main = _main(problem, config, rows, given, example, key_lengths, offsets)
+    weigh = bind_weights(problem, q, k, lse, mask, bias, key_lengths)
+    everything = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
+    finish = scores.bind_sum(problem, everything, dbias)
+    own = scores.arguments(problem, rows, mask, bias, dbias, example)
+    dropout = dropout_arguments(problem, state)
+    own[0].extend((*dropout.addresses, *dropout.bound()))
+    main = _main(problem, config, rows, given, example, key_lengths, offsets, scores, own)
     after = None if dq is None else _after(problem, rows, dq, example, offsets)
 
     def launch(
@@ -111,18 +122,20 @@ def bind_attention_bwd(
         if is_copied:
             dout = dout.contiguous()
         around = () if offsets is None else (offsets[0],)
-        if dlse is None:
-            before.launch(out, dout, lse, statistic, delta, buffer, *around)
-        else:
-            before.launch(out, dout, lse, dlse.contiguous(), statistic, delta, buffer, *around)
+        changes = () if dlse is None else (dlse.contiguous(),)
+        before.launch(out, dout, lse, *changes, statistic, delta, buffer, *around)
         if is_lost:
             dk, dv = torch.empty_like(k), torch.empty_like(v)
-        tensors = (q, k, v, dout, statistic, delta, dk, dv, buffer)
-        if key_lengths is not None:
-            tensors = (*tensors, key_lengths.contiguous())
-        if offsets is not None:
-            tensors = (*tensors, *offsets, dk, dv)
-        main.launch(*tensors)
+        lengths = () if key_lengths is None else (key_lengths.contiguous(),)
+        weights = weigh(q, k, lse, mask, bias, key_lengths)
+        own = scores.tensors(problem, q, mask, bias, dbias)
+        addresses, random = dropout_values(state)
+        packed = () if offsets is None else (*offsets, dk, dv)
+        first = (q, k, v, dout, statistic, delta, dk, dv, buffer)
+        main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed)
+        if finish is not None:
+            given = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
+            finish(own, given, dbias)
         if after is not None:
             after.launch(buffer, dq, *around)
 
@@ -168,7 +181,7 @@ def _before(
 def _main(
     problem: AttentionProblem, config: GluonSm90BackwardConfig, rows: int,
     given: tuple[torch.Tensor, ...], example: torch.Tensor, key_lengths: torch.Tensor | None,
-    offsets: Offsets | None,
+    offsets: Offsets | None, scores: Scores, own: tuple[list[Any], list[int]],
 ) -> BoundLaunch:  # fmt: skip
     q, k, v, dout, dk, dv = given
     width = tile_width(problem.head_dim)
@@ -194,6 +207,8 @@ def _main(
         *(descriptor(x, 64, width, is_packed) for x in (dk, dv)),
         buffer,
         None if key_lengths is None else key_lengths.contiguous(),
+        *((example.view(torch.int32), example, example) if scores.bias else (None,) * 3),
+        *own[0],
         problem.scale,
         problem.heads_q,
         problem.heads_kv,
@@ -209,10 +224,13 @@ def _main(
         problem.batch,
         *(problem.packed.totals if problem.packed else (0, 0)),
         *(s // 8 for t in (dk, dv) for s in t.stride()[1:3]),
+        *own[1],
         STAGES=config.stages,
         HAS_LENGTHS=problem.has_key_lengths,
         HAS_LEFT=problem.band.has_left,
         HAS_RIGHT=problem.band.has_right,
+        DROPOUT=problem.dropout_p > 0,
+        **scores.constants(),
     )
 
 

@@ -85,7 +85,7 @@ def bind_attention_bwd(
     tensors = {"do": dout, "q": q, "k": k, "v": v, "out": out, "dq": dq, "dk": dk, "dv": dv}
     values = _arguments(problem, tensors, mask, bias, dlse, key_lengths)
     values |= {"lse": lse, "dlse": dlse, "lengths": key_lengths, "delta": example}
-    values |= {"weight": example if is_weighted else None}
+    values |= {"weight": example if is_weighted else None, "flags": None}
     values |= dict(zip(("cu_q", "cu_k"), offsets or (None, None)))
     dropout = dropout_arguments(problem, state)
     values |= dict(zip(("seed_at", "offset_at"), dropout.addresses))
@@ -126,6 +126,59 @@ def bind_attention_bwd(
 
 
 Step = Callable[[dict[str, Any]], None]
+
+
+def bind_row_weights(
+    problem: AttentionProblem,
+    tile: Tile,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    lse: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Prepare the launch of P's weights alone, for other backends.
+
+    Args:
+        problem: The problem, not of packed sequences.
+        tile: Sizes.
+        q: Queries; like all tensors here an example.
+        k: Keys.
+        lse: The forward's log-sum-exp.
+        mask: Bool tensor or None.
+        bias: Floating tensor.
+        key_lengths: `[B]` or None.
+
+    Returns:
+        `launch(q, k, lse, mask, bias, key_lengths)`, which returns float32 `[B, Hq, Lq]`, and int32
+        `[B * Hq * tiles]`: whether a tile of `tile.block_m` rows has a weight that is not 1.
+    """
+    tiles = problem.heads_q * problem.blocks_q(tile.block_m)
+    example = q.new_empty(4, dtype=torch.float32)
+    values = _arguments(problem, {"q": q, "k": k}, mask, bias, None, key_lengths)
+    values |= {"lse": lse, "lengths": key_lengths, "weight": example, "cu_q": None, "cu_k": None}
+    values |= {"flags": example.view(torch.int32), "tiles": problem.blocks_q(tile.block_m)}
+    values["tiles"] //= problem.batch
+    kernel = rows_kernel.attention_weight_kernel
+    step = _bound(kernel, (tiles,), values, constants(problem, tile), tile)
+
+    def launch(
+        q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
+        bias: torch.Tensor | None, key_lengths: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        weight = torch.empty_like(lse)
+        flags = q.new_empty(tiles, dtype=torch.int32)
+        given: dict[str, Any] = {
+            "q": q, "k": k, "lse": lse, "bias": bias, "lengths": key_lengths, "weight": weight,
+            "flags": flags,
+        }  # fmt: skip
+        if mask is not None:
+            given["mask"] = mask.view(torch.uint8)
+        step(given)
+        return weight, flags
+
+    return launch
 
 
 def _steps(

@@ -89,7 +89,8 @@ def hopper_plays() -> list[Play]:
         mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
         sizes = (2, 1, head_dim, head_dim)
         lens = ((rows, 0, 30, 65), (keys, 5, 0, 41))
-        case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask)
+        options = {"dropout_p": 0.3} if spec.constexprs.get("DROPOUT") else {}
+        case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask, options=options)
         plays.append(Play(case, config, backward, name=spec.name))
     return plays
 
