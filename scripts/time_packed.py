@@ -175,7 +175,7 @@ def main() -> None:
         "triton": triton.__version__,
         "rows": [],
     }
-    chosen = settings() if args.only is None else [settings()[args.only]]
+    chosen = settings() if args.only is None else settings()[args.only : args.only + 1]
     for setting in chosen:
         row = Setting(*setting).measure(args.rounds)
         record["rows"].append(row)
