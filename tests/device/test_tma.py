@@ -76,3 +76,21 @@ def test_store_is_clipped(row):
     assert torch.equal(y[1, 1, 64 - kept :], x[0, 0, :kept])
     y[1, 1, 64 - kept :] = float("nan")
     assert memory.isnan().all()
+
+
+def test_a_descriptor_whose_batches_are_a_row_apart_loads_any_sequence():
+    """`[T, H, T, D]`: the first index is a sequence's first row; zeros before its row 0."""
+    x = tensors("contiguous", torch.bfloat16, 64)[0].transpose(0, 1).contiguous()  # [100, 3, 64]
+    batch = x.transpose(0, 1)[None]
+    from tests.device.kernels import copy_box_kernel
+    from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
+
+    for first, row in ((20, 5), (30, -10), (36, 0), (90, -64), (70, -200)):
+        y = torch.full((1, 1, 64, 64), float("nan"), device="cuda", dtype=x.dtype)
+        want = torch.zeros(64, 64, device="cuda", dtype=x.dtype)
+        low = max(row, 0)
+        if row + 64 > low:
+            want[low - row :] = x[first + low : first + row + 64, 1]
+        source, target = descriptor(batch, 64, 64, True), descriptor(y, 64, 64)
+        copy_box_kernel[(1,)](source, target, first, 1, row, 0, 0, 0, num_warps=4)
+        assert torch.equal(y[0, 0], want), (first, row)

@@ -257,6 +257,12 @@ def tma_write(
 ) -> None:  # fmt: skip
     """Check a write of a box, or of a part of it, for races."""
     _check_box(partition, desc, at, loc, what)
+    if min(at) < 0:  # measured: an illegal instruction on an H100 and an H200
+        partition.report(
+            "out-of-bounds", f"{what}: box {list(desc.block)} at {at} of '{desc.name}' begins "
+            "before 0, where TMA loads zeros but may not write", loc, what,
+            hint="begin at 0, or write from registers",
+        )  # fmt: skip
     inside = desc.window(at)[0] if part is None else desc.part(at, part)
     extra: dict[str, Any] = {} if key is None else {"key": key, "epoch": epoch}
     partition.cta.launch.memory.access(
