@@ -51,5 +51,5 @@ def test_the_hopper_kernels_on_every_case(case):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("case", [c for c in cases.DROPPED if c.bias is None], **named)
-def test_dropout_in_the_hopper_forward(case, level):
-    Play(case, _HOPPER[0]).run(level, [("late", 0), ("random", 1)])
+def test_dropout_in_the_hopper_kernels(case, level):
+    Play(case, *_HOPPER).run(level, [("late", 0), ("random", 1)])
