@@ -74,6 +74,7 @@ def load_ride(desc, batch, head, row, col, block, smem, full, empty, CONSUMERS: 
     for w in gl.static_range(CONSUMERS):
         at = slot * CONSUMERS + w
         mbarrier.wait(empty.index(at), phase ^ 1)
+        fence_async_shared()  # behind the consumers' loads; here, because it holds nobody up
         mbarrier.expect(full.index(at), desc.block_type.nbytes)
         tma_load(desc, [batch, head, row + 64 * w, col], full.index(at), smem.index(at))
 
@@ -205,7 +206,6 @@ def weigh(
         x = gl.where(shown, x, float("-inf"))
     if BIAS_MODE == 3 or MASK_MODE == 3:
         # Behind the arithmetic: what was loaded need not be held in registers all at once.
-        fence_async_shared()
         arrive_each_thread(ride_empty.index(slot))
     return gl.convert_layout(gl.reshape(x, s.shape), s.type.layout, assert_trivial=True)
 

@@ -83,6 +83,10 @@ def step(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
+    if DROPOUT:
+        # Before the products: while scores are in registers, ptxas runs one Philox after another.
+        first, crosses, seed, threshold = dropout
+        bits = kept_bits(first, col, crosses, seed, threshold, BLOCK_N)
     k_slot, k_phase = slot_of(item, SLOTS)
     v_slot, v_phase = slot_of(item - 1, SLOTS)
     mbarrier.wait(ring_full.index(k_slot), k_phase)
@@ -98,9 +102,6 @@ def step(
     v = ring.index(v_slot).reshape([BLOCK_N, D])
     acc = warpgroup_mma(p, v, acc, is_async=True)
     turn_end(WG, CONSUMERS)
-    if DROPOUT:
-        first, crosses, seed, threshold = dropout
-        bits = kept_bits(first, col, crosses, seed, threshold, BLOCK_N)
     s = warpgroup_mma_wait(1, deps=[s])
     arrive_each_thread(ring_empty.index(k_slot))
     p_new, alpha, m, total = block_softmax(
