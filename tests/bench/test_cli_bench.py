@@ -11,10 +11,12 @@ from tests.bench.test_peers import CountingTimer
 from tileloom import bench
 from tileloom.bench import Inputs, ceilings, load, machine, watchdog
 from tileloom.cli import bench as command
+from tileloom.cli.bench_ours import DROPOUT_SEED
 from tileloom.cli.main import main as tileloom_main
 from tileloom.errors import OptionError
 from tileloom.ops.attention import api
 from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
+from tileloom.ops.attention.reference import attention_reference
 from tileloom.target import H100, override
 
 CASES = {
@@ -102,6 +104,27 @@ def test_no_gpu_is_a_clear_error(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert err.count("no GPU that PyTorch can use") == 2
     assert "Try: a machine with an NVIDIA GPU, or `tileloom inspect`" in err
+
+
+def test_features_are_measured(card, monkeypatch, tmp_path):
+    """Dropout is judged by the mask that PyTorch's generator gives."""
+    plain = CASES["cases"][0]
+    features = ({}, {"bias": "heads"}, {"dropout_p": 0.1}, {"is_causal": True, "window": 9})
+    cases = [plain | {"name": f"case{i}"} | feature for i, feature in enumerate(features)]
+    path, out = tmp_path / "features.json", tmp_path / "run.json"
+    path.write_text(json.dumps({"cases": cases}))
+
+    def attention(q, k, v, *, config=None, dropout_p=0.0, **options):
+        philox = (DROPOUT_SEED, 0) if dropout_p else None
+        return attention_reference(q, k, v, dropout_p=dropout_p, philox=philox, **options)
+
+    monkeypatch.setattr(api, "attention", attention)
+    assert card("--features", "--cases-file", str(path), "--peers", "flash", "--out", str(out)) == 0
+    record = load(out)
+    assert record["operator"] == "attention_features_fwd"
+    results = [{e["name"]: e for e in cell["entries"]} for cell in record["cells"]]
+    assert [one["tileloom"]["status"] for one in results] == ["ok"] * 4
+    assert results[3]["flash"]["reason"] == "SDPA has no windows"
 
 
 def test_a_whole_run(card, tmp_path, capsys):
