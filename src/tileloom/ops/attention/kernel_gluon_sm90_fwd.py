@@ -22,7 +22,12 @@ Packed sequences: tiles are laid from the right end of each sequence as well; th
 negative, where TMA loads zeros (`pieces_packed.py`) and O leaves from registers. The producer finds
 the tiles that have rows, and mails the first one too.
 
-Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile).
+Bias and bool mask (`pieces_scores_sm90.py`): one of the two rides through shared memory beside K
+and V, or each thread loads what it needs. Such tiles may go round twice, so that all of them are
+mailed. Dropout (`pieces_dropout_sm90.py`): P is dropped before P V, its sums before that.
+
+Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile); a bias or
+mask once for each head that reads it.
 
 Shared memory: Q [CONSUMERS, 64, D], twice with STORE_TMA, and a ring of 2 * STAGES blocks
 [BLOCK_N, D] that holds K0, V0, K1, V1, ... With STORE_TMA, O leaves through Q's own rows while the
@@ -36,9 +41,12 @@ Who waits for whom (mbarriers, by phase; counts in brackets):
     ring_empty[s] (128 * CONSUMERS)   every consumer thread -> producer: slot s may be filled again
     mail_full[i]  (1)                 producer -> consumers: the number of the next tile is there
     mail_empty[i] (128 * CONSUMERS)   every consumer thread -> producer: it has been read
+    ride_full[s, w]  (1)              producer's TMA -> consumer w: its rows of the bias or mask
+    ride_empty[s, w] (128)            consumer w -> producer: it has read them
+    judged[i]     (128 * CONSUMERS)   every consumer thread -> producer: a tile's O has NaN or not
 Named barriers 8 + w (256): the turns. Warpgroup w issues its wgmmas only after warpgroup w - 1 has
 issued its own, so that one computes its softmax while another uses the tensor cores.
-Named barrier 12 (128 * CONSUMERS): `clear_hidden` is done in all consumers.
+Named barrier 12 (128 * CONSUMERS): `clear_hidden` or `clear_unseen` is done in all consumers.
 """
 
 from __future__ import annotations
