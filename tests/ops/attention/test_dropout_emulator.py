@@ -18,7 +18,7 @@ from tests.ops.attention.dropout import (
 import tileloom
 from tileloom import emulator
 from tileloom.ops import record_choices
-from tileloom.ops.attention.config import TritonConfig
+from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 from tileloom.testing import dropout_mask, poisoned_memory
 
@@ -88,3 +88,19 @@ def test_any_seed_and_offset(seed, offset, len_k):
     right = dropout_mask(_P, seed=seed, offset=offset, size=(1, 2, 20, len_k))
     assert torch.equal(out != 0, right)
     assert torch.equal(dv.transpose(2, 3) != 0, right)
+
+
+@pytest.mark.parametrize(("seed", "offset"), [(-3, 6), (5, 2**33 + 4)])
+@pytest.mark.parametrize("len_k", [64, 61])
+def test_the_hopper_forward_with_any_seed_and_offset(seed, offset, len_k):
+    """Quads that cross the numbers of two Philox calls, and counters beyond 32 bits."""
+    q, k, v = (torch.zeros(1, 2, n, 64).half() for n in (20, len_k, len_k))
+    v[..., :len_k, :len_k] = torch.eye(len_k)
+    state = (torch.tensor(seed), torch.tensor(offset))
+    options = (None, None, None, None, 0.25, _P, *state)
+    config = GluonSm90Config(2, 64, 2).encode()
+    with emulator.run() as run:
+        out, _ = torch.ops.tileloom.attention_fwd(q, k, v, None, None, None, *options, config, "")
+    assert len(run.launches) == 1
+    right = dropout_mask(_P, seed=seed, offset=offset, size=(1, 2, 20, len_k))
+    assert torch.equal(out[..., :len_k] != 0, right)

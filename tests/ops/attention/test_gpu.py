@@ -153,10 +153,56 @@ def test_windows_with_lengths_are_right(left, right, len_q, len_k, anchor, backe
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
-def test_rows_of_finfo_min_weigh_all_keys_alike(dtype):
+def test_rows_of_finfo_min_weigh_all_keys_alike(dtype, backend):
     least = torch.finfo(dtype).min
     bias = cases.added((200, 300), rows=(slice(10, 90), least))
-    judge(AttentionCase("rows-of-min", (1, 2, 2, 200, 300, 64, 64), dtype, bias=bias), "triton")
+    judge(AttentionCase("rows-of-min", (1, 2, 2, 200, 300, 64, 64), dtype, bias=bias), backend)
+
+
+_BIASES = {
+    "riding": cases.added((2, 1, 333, 440), layout=cases.rows_of_16_bytes),
+    "unaligned rows": cases.added((4, 333, 441)),
+    "float": cases.added((1, 4, 333, 440), dtype=FP32),
+    "unaligned float": cases.added((333, 441), dtype=FP32, layout="unaligned"),
+    "of keys": cases.added((2, 1, 1, 440)),
+    "of rows": cases.added((2, 4, 333, 1)),
+    "strided": cases.added((4, 333, 440), layout="last_strided"),
+    "expanded": cases.expanded_to_full(cases.added((1, 4, 1, 440))),
+}
+
+
+@pytest.mark.parametrize("form", ["full", "causal", "window"])
+@pytest.mark.parametrize("name", _BIASES)
+def test_biases_of_every_layout_are_right(name, form, backend):
+    """Rows that are not there, and keys before the first, are next to memory that is not ours."""
+    masks_of = {
+        "causal": cases.shown_by(masks.causal("bottom_right")),
+        "window": cases.lengths(440, 171, then=masks.window(90, 40, anchor="bottom_right")),
+    }
+    sizes = (2, 4, 2, 333, 441 if "unaligned" in name else 440, 64, 64)
+    judge(AttentionCase(name, sizes, BF16, mask=masks_of.get(form), bias=_BIASES[name]), backend)
+
+
+@pytest.mark.parametrize("dim", [128, 256])
+@pytest.mark.parametrize("with_mask", [False, True])
+def test_biases_of_wide_heads_are_right(dim, with_mask, backend):
+    bias = cases.added((4, 333, 440))
+    mask = cases.visible((2, 1, 333, 440)) if with_mask else None
+    sizes = (2, 4, 2, 333, 440, dim, dim)
+    judge(AttentionCase("wide", sizes, FP16, bias=bias, mask=mask, options=_CAUSAL), backend)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 333, 448), (2, 1, 1, 440), (4, 333, 441), (333, 1)])
+def test_bool_masks_of_every_layout_are_right(shape, backend):
+    sizes = (2, 4, 2, 333, max(440, shape[-1]), 64, 64)
+    judge(AttentionCase("mask", sizes, BF16, mask=cases.visible(shape), options=_CAUSAL), backend)
+
+
+def test_keys_that_a_mask_hides_from_all_may_be_nan_in_every_tile(backend):
+    """Each tile of the Hopper kernel goes round twice."""
+    mask = cases.visible((2, 1, 700, 900))
+    sizes = (2, 4, 2, 700, 900, 128, 128)
+    judge(AttentionCase("nan", sizes, BF16, mask=mask, hide=slice(64, 700)), backend)
 
 
 def test_large_scores_in_float32_are_right():
@@ -215,7 +261,7 @@ def test_a9_offsets_beyond_two_to_the_31(backend):
         cases.check(cases.Inputs(q[part], inputs.k[part], inputs.v[part], {}), out[part], lse[part])
 
 
-def test_a8_bias_and_mask_beyond_two_to_the_32():
+def test_a8_bias_and_mask_beyond_two_to_the_32(backend):
     """A bias and a mask of more than 2^32 elements; judged on the first and the last rows."""
     length, dim = 65600, 32
     case = AttentionCase("A8", (1, 1, 1, length, length, dim, dim), BF16)
@@ -226,7 +272,7 @@ def test_a8_bias_and_mask_beyond_two_to_the_32():
     mask[:, ::3] = False
     options: dict[str, Any] = {"bias": bias, "mask": mask}
     whole = cases.Inputs(inputs.q, inputs.k, inputs.v, options)
-    out, lse = run(whole, config_for("triton", whole))
+    out, lse = run(whole, config_for(backend, whole))
     for rows in (slice(0, 64), slice(length - 64, length)):
         part = {"bias": bias[rows], "mask": mask[rows]}
         cases.check(
