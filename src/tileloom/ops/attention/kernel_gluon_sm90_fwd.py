@@ -26,8 +26,8 @@ Bias and bool mask (`pieces_scores_sm90.py`): one of the two rides through share
 and V, or each thread loads what it needs. Such tiles may go round twice, so that all of them are
 mailed. Dropout (`pieces_dropout_sm90.py`): P is dropped before P V, its sums before that.
 
-Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile); a bias or
-mask once for each head that reads it.
+Bytes moved: Q and O once, K and V once for each tile (from L2 for all but the first tile); a bias
+or mask once for each head that reads it.
 
 Shared memory: Q [CONSUMERS, 64, D], twice with STORE_TMA, and a ring of 2 * STAGES blocks
 [BLOCK_N, D] that holds K0, V0, K1, V1, ... With STORE_TMA, O leaves through Q's own rows while the
