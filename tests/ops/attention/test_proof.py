@@ -25,7 +25,7 @@ INPUTS = {
     ),
     "A2": ("A2-blind-rows",),
     "A4": ("A4-one-key",),
-    "A5": ("A5-more-rows-than-keys",),
+    "A5": ("A5-M1-more-rows-than-keys",),
     "A6": ("A6-unbounded-window",),
     "A8": (
         f"{GPU}::test_a8_bias_and_mask_beyond_two_to_the_32",
