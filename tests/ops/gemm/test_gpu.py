@@ -35,8 +35,10 @@ def _exact_products():
 
 
 def _used_stream():
-    """A stream that has copied to the GPU before: its first use may wait for a spinning kernel."""
-    stream = torch.cuda.Stream()
+    """A stream for copies: of high priority, or it may share its queue with the spinning kernel's;
+    and used before, since its first use may wait for that kernel.
+    """
+    stream = torch.cuda.Stream(priority=-1)
     word = torch.zeros(1, dtype=torch.int32).pin_memory()
     with torch.cuda.stream(stream):
         torch.zeros(1, dtype=torch.int32, device="cuda").copy_(word, non_blocking=True)

@@ -82,7 +82,8 @@ def async_input_matmul(
     Hardware: Hopper (sm_90); the CPU by the reference, which waits in the calling thread.
     Deadlock: the kernel takes every multiprocessor. What brings the rows must be copies, peers, or
         kernels launched before it; and a kernel that is launched for the first time while it spins
-        may not load. Launch each kernel of the producer once beforehand.
+        may not load. Launch each kernel of the producer once beforehand, and copy on a stream of
+        high priority that was used before.
     Source: PyTorch's `PersistentAsyncInputScheduler` and `symm_mem::_async_input_mm`.
 
     Example:
