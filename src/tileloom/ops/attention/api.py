@@ -148,7 +148,12 @@ def attention(
     plan = None if key is None else plans.checked(key)
     if plan is not None:
         state = draw(q, _scores(q, k)) if dropout_p else None
-        out, lse = plan.run(q, k, v, None, None, None, state)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(q, k, v):
+            *options, text = plans.options_of(key)
+            seed, offset = state or (None, None)
+            out, lse = attention_fwd(q, k, v, None, None, None, *options, seed, offset, text, "")
+        else:
+            out, lse = plan.run(q, k, v, None, None, None, state)
         return (out, lse) if return_lse else out
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))

@@ -144,15 +144,14 @@ def short_key(
         config: A config or None.
 
     Returns:
-        The key; None if the call has to take the long way: it is not `_op.is_eager`, asks for a
-        gradient, is under autocast, or has an argument of a type that the checks will refuse.
+        The key, which ends with the options as `tileloom::attention_fwd` takes them (`options_of`);
+        None if the call has to take the long way: it is not `_op.is_eager`, is under autocast, or
+        has an argument of a type that the checks will refuse.
     """
     tensors = (q, k, v)
     if not all(isinstance(tensor, torch.Tensor) for tensor in tensors) or not is_eager(tensors):
         return None
     if torch._C._is_any_autocast_enabled():
-        return None
-    if torch.is_grad_enabled() and torch._C._any_requires_grad(*tensors):
         return None
     if type(is_causal) is not bool or type(scale) not in _SCALES:
         return None
@@ -168,6 +167,12 @@ def short_key(
         )
     except (AttributeError, RuntimeError):  # a config that is none; a tensor without strides
         return None
+
+
+def options_of(key: Any) -> tuple[Any, ...]:
+    """Return bounds, scale and dropout's probability of a `short_key`, and the config's text."""
+    *numbers, _, text = key[-1]
+    return (*numbers, text)
 
 
 _SCALES = (type(None), float)
