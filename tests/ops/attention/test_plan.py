@@ -14,7 +14,7 @@ import tileloom
 from tileloom import errors
 from tileloom.ops import _counters as counters
 from tileloom.ops import _op
-from tileloom.ops.attention import plan
+from tileloom.ops.attention import api, plan
 from tileloom.ops.attention.config import ReferenceConfig, TritonConfig
 from tileloom.ops.attention.reference import attention_reference
 
@@ -90,6 +90,22 @@ def test_plans_are_bounded(monkeypatch):
 def test_a_counter_on_the_cpu_is_a_zero():
     counter = counters.zero_counter(torch.ones(1))
     assert torch.equal(counter, torch.zeros(1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"config": TritonConfig(32, 64, 4, 1)}])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_training_call_has_the_same_arguments_the_short_way(monkeypatch, is_causal, options):
+    taken = []
+    results = torch.zeros(1), torch.zeros(1)
+    monkeypatch.setattr(api, "attention_fwd", lambda *given: taken.append(given) or results)
+    q, k, v = (torch.zeros(SHAPE, requires_grad=True) for _ in range(3))
+    tileloom.attention(q, k, v, is_causal=is_causal, **options)
+    monkeypatch.setattr(plan, "is_eager", lambda tensors: True)
+    monkeypatch.setattr(plan, "checked", lambda key: "a plan that is not run")
+    tileloom.attention(q, k, v, is_causal=is_causal, **options)
+    long, short = taken
+    assert all(a is b for a, b in zip(long[:3], short[:3]))
+    assert long[3:] == short[3:]
 
 
 # On a GPU
