@@ -59,6 +59,8 @@ SUBJECTS = (
         (
             _ATTENTION / "kernel_gluon_sm90_fwd.py",
             _ATTENTION / "pieces_gluon_sm90.py",
+            _ATTENTION / "pieces_scores_sm90.py",
+            _ATTENTION / "pieces_step_sm90.py",
             ROOT / "src" / "tileloom" / "device" / "barriers.py",
         ),
         sms=2,

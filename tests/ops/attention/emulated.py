@@ -218,7 +218,7 @@ def _checked(call: Call) -> None:
 # What `tileloom check` runs: every path of the Hopper kernel that synchronises.
 _FORMS = (
     "d64-full-bf16", "d64-causal-lengths-bf16", "d128-window-lengths-bf16", "d256-ragged-bf16",
-    "d256-window-lengths-bf16",
+    "d256-window-lengths-bf16", "d64-bias-bf16",
 )  # fmt: skip
 CASES = {
     form: partial(_checked, call)
@@ -226,3 +226,11 @@ CASES = {
     for call in gluon_calls()
     if call.name == f"attention_fwd_gluon_sm90[{form}]"
 }
+# A riding mask that hides keys, which hold NaN, from all: every tile goes round twice.
+_HIDDEN = AttentionCase(
+    "hidden-nan", (1, 2, 2, 200, 272, 64, 64), hide=slice(33, 61),
+    mask=cases.visible((1, 2, 200, 272)),
+)  # fmt: skip
+CASES["hidden-nan"] = partial(
+    _checked, Call("hidden-nan", _HIDDEN, GluonSm90Config(2, 128, 2, ride_stages=2), "sm_90a")
+)
