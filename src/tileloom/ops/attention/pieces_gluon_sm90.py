@@ -55,8 +55,12 @@ def rows_of_tile(
     """
     if PACKED:
         cu_q, cu_k, sequences, total_q, total_k = packed
-        head = tile // tiles
-        number = tile - head * tiles
+        # Sequence by sequence, the heads of a section side by side: the last tiles are short ones.
+        first = tile // (section * tiles) * section
+        within = tile - first * tiles
+        size = gl.minimum(section, heads - first)
+        number = within // size
+        head = first + within - number * size
         sequence, start = sequence_of(number, cu_q, sequences, BLOCK_M)
         first_q, rows = rows_of(cu_q, sequence, total_q, len_q)
         first_k, keys = rows_of(cu_k, sequence, total_k, len_k)
