@@ -6,10 +6,12 @@ heads a key head, more steps than twice the pipeline's depth, NaN in keys that n
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.ops.attention import cases
-from tests.ops.attention.cases import BF16, FP16, AttentionCase
+from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 from tests.ops.attention.emulated import SCHEDULES
 from tests.ops.attention.emulated_backward import SPECS, call_of, checked, modes_of
 
@@ -21,6 +23,13 @@ from tileloom.ops.attention.config_backward import choose_backward, decode_backw
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
     gluon_backward_rule,
+)
+from tileloom.ops.attention.launch_gluon_sm90_scores import (
+    ANYWHERE,
+    KEYS,
+    NONE,
+    TILE,
+    Scores,
 )
 from tileloom.ops.attention.problem import Layout
 from tileloom.target import CPU, H100
@@ -59,6 +68,68 @@ def test_awkward_sizes_and_bands(sizes, mask, dtype):
     inputs = AttentionCase("awkward", sizes, dtype, mask=extra).inputs()
     config = gluon_backward_rule(cases.problem_of(inputs))
     _played(inputs, config, "ttgir", "random", 3)
+
+
+_WINDOW = masks.window(70, 9, anchor="bottom_right")
+_WIDE, _NARROW = (1, 2, 1, 71, 136, 136, 136), (2, 2, 1, 71, 136, 64, 64)
+_PHILOX = {"dropout_p": 0.3, "philox": (torch.tensor(7), torch.tensor(6))}  # no multiple of 4
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        AttentionCase("summed", _NARROW, BF16, bias=cases.added((2, 71, 136))),
+        AttentionCase("of-rows", _NARROW, BF16, bias=cases.added((71, 1))),
+        AttentionCase("of-keys", _NARROW, FP16, bias=cases.added((2, 1, 136), dtype=FP32)),
+        AttentionCase(
+            "transposed", _NARROW, BF16, bias=cases.added((2, 71, 136), layout="transposed")
+        ),
+        AttentionCase("hidden-nan", _NARROW, BF16, bias=cases.added((71, 136)), hide=slice(0, 50)),
+        AttentionCase("hidden-nan", _WIDE, BF16, bias=cases.added((71, 136)), hide=slice(0, 50)),
+        AttentionCase(
+            "mask-nan", _NARROW, FP16, mask=cases.visible((2, 1, 71, 136)), hide=slice(9, 30)
+        ),
+        AttentionCase(
+            "large-rows", _NARROW, BF16, bias=cases.added((2, 2, 71, 136), rows=(slice(3, 9), -1e9))
+        ),
+        AttentionCase(
+            "large-rows", _WIDE, BF16, bias=cases.added((1, 2, 71, 136), rows=(slice(3, 9), -1e9))
+        ),
+        AttentionCase(
+            "dropout", _NARROW, BF16, mask=cases.lengths(136, 80, then=_WINDOW), options=_PHILOX
+        ),
+        AttentionCase("dropout", _WIDE, BF16, bias=cases.added((2, 1, 136)), options=_PHILOX),
+    ],
+    ids=lambda case: case.id,
+)  # fmt: skip
+def test_biases_masks_and_dropout(case):
+    inputs = case.inputs()
+    config = gluon_backward_rule(cases.problem_of(inputs))
+    _played(inputs, config, "ttgir", "random", 3)
+
+
+def test_how_a_bias_is_read_and_its_gradient_written():
+    def modes(dim, dtype, shape, step=None):
+        inputs = AttentionCase("m", (2, 4, 4, 64, 128, dim, dim), BF16).inputs()
+        bias = torch.empty(shape, dtype=dtype)
+        bias = bias if step is None else bias[..., step:]
+        config = gluon_backward_rule(replace(cases.problem_of(inputs), has_bias=True))
+        found = Scores.of(
+            cases.problem_of(inputs), config, None, bias, torch.empty(bias.shape, dtype=dtype)
+        )
+        return found.bias, found.dbias, found.slots, found.is_summed
+
+    assert modes(64, BF16, (2, 4, 64, 128)) == (TILE, TILE, 2, False)
+    assert modes(64, FP32, (2, 4, 64, 128)) == (TILE, ANYWHERE, 2, False)
+    assert modes(64, FP16, (2, 4, 64, 128)) == (TILE, ANYWHERE, 2, False)
+    assert modes(128, FP32, (2, 4, 64, 128)) == (TILE, ANYWHERE, 1, False)
+    assert modes(256, BF16, (2, 4, 64, 128)) == (TILE, TILE, 1, False)
+    assert modes(256, FP32, (2, 4, 64, 128)) == (ANYWHERE, ANYWHERE, 1, False)
+    assert modes(64, BF16, (4, 64, 128)) == (TILE, NONE, 2, True)
+    assert modes(64, BF16, (4, 1, 128)) == (KEYS, KEYS, 1, False)
+    assert modes(64, BF16, (64, 1)) == (ANYWHERE, NONE, 1, True)
+    assert modes(64, BF16, (2, 4, 64, 136), 8) == (TILE, TILE, 2, False)
+    assert modes(64, BF16, (2, 4, 64, 129), 1) == (ANYWHERE, TILE, 1, False)
 
 
 def test_a_gradient_that_tma_cannot_read_is_copied():

@@ -44,15 +44,18 @@ class GluonSm90BackwardConfig:
         handed = 64 * 64 * 6 if width == 256 else 4 * keys * rows + 4 * rows * width
         return loaded + handed + 1024
 
-    def score_tiles(self, head_dim: int, sizes: Sequence[int]) -> tuple[int, int]:
+    def score_tiles(
+        self, head_dim: int, sizes: Sequence[int], *, drops: bool = False
+    ) -> tuple[int, int]:
         """Return how many of the tiles of bias and mask shared memory holds, and in how many slots.
 
         Args:
             head_dim: Columns of q, k and v.
             sizes: Bytes of a number of the bias, the mask, in the order in which they get room.
+            drops: Whether there is dropout, whose bits go through shared memory.
         """
         scores = 64 * 64 if tile_width(head_dim) == 256 else 128 * self.block_m
-        free = _SMEM - self.smem_bytes(head_dim)
+        free = _SMEM - self.smem_bytes(head_dim) - (16 * self.block_m if drops else 0)
         taken = count = 0
         for size in sizes:
             if taken + size * scores > free:
@@ -100,9 +103,8 @@ class GluonSm90BackwardConfig:
 
 def gluon_backward_rule(problem: AttentionProblem) -> GluonSm90BackwardConfig:
     """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
-    has_scores = problem.has_mask or problem.has_bias
-    if (
-        problem.head_dim <= 64 and not has_scores
-    ):  # 537 against 462 TFLOP/s at 16k full, 494 against 452 causal
+    has_more = problem.has_mask or problem.has_bias or problem.dropout_p > 0
+    # 537 against 462 TFLOP/s at 16k full, 494 against 452 causal; with more, registers spill.
+    if problem.head_dim <= 64 and not has_more:
         return GluonSm90BackwardConfig(128, 2)
     return GluonSm90BackwardConfig(64, 2)

@@ -45,7 +45,7 @@ _PACKED = ("packed", "packed-causal")
 _SCORES = tuple(form for form, own in _FORMS.items() if own.bias or own.mask or own.dropout)
 _SHAPES = (
     ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "window-lengths", *_PACKED)),
-    ("bf16", 64, GluonSm90BackwardConfig(64, 2), _SCORES[2:5]),
+    ("bf16", 64, GluonSm90BackwardConfig(64, 2), (_SCORES[0], *_SCORES[2:5])),
     ("bf16", 128, GluonSm90BackwardConfig(64, 2), tuple(_FORMS)),
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths", *_PACKED)),
@@ -100,7 +100,7 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
         layouts["dq_desc"] = kernel.flat_arguments(2)
     sizes = [_BYTES[own.bias_dtype]] if own.bias == 2 else []
     sizes += [1] if own.mask == 2 else []
-    count, slots = config.score_tiles(head_dim, sizes)
+    count, slots = config.score_tiles(head_dim, sizes, drops=own.dropout)
     assert count == len(sizes)
     scores = {
         "bias": (own.bias, own.bias_dtype),
