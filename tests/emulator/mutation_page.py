@@ -104,12 +104,6 @@ SUBJECTS = (
             ): "it frees registers; the wait after the next S is issued covers dV and dK as well",
         },
     ),
-    Subject(
-        "Row-wise kernels: programs that share a row",
-        ROOT / "tests" / "ops" / "rowwise" / "emulated.py",
-        (ROOT / "src" / "tileloom" / "ops" / "rowwise" / "pieces_split.py",),
-        sms=4,
-    ),
 )
 
 

@@ -76,17 +76,19 @@ class Plans(Generic[P]):
         return plan
 
 
-def launcher(kernel: Any, num_warps: int) -> Any:
-    """Return the one `tileloom.launch` launcher of a kernel with so many warps."""
+def launcher(kernel: Any, num_warps: int, registers: int | None = None) -> Any:
+    """Return the one `tileloom.launch` launcher of a kernel with so many warps and registers."""
     from tileloom.launch.launcher import prepare
 
-    found = _launchers.get((kernel, num_warps))
+    key = (kernel, num_warps, registers)
+    found = _launchers.get(key)
     if found is None:
-        found = _launchers[kernel, num_warps] = prepare(kernel, num_warps=num_warps)
+        options = {} if registers is None else {"maxnreg": registers}
+        found = _launchers[key] = prepare(kernel, num_warps=num_warps, **options)
     return found
 
 
-_launchers: dict[tuple[Any, int], Any] = {}
+_launchers: dict[tuple[Any, int, int | None], Any] = {}
 
 
 class Launch:
@@ -98,8 +100,11 @@ class Launch:
 
     __slots__ = ("_bound", "_fixed", "_given", "_grid", "_launcher")
 
-    def __init__(self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...]) -> None:
-        self._launcher = launcher(kernel, num_warps)
+    def __init__(
+        self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...],
+        registers: int | None = None,
+    ) -> None:  # fmt: skip
+        self._launcher = launcher(kernel, num_warps, registers)
         self._grid = (programs,)
         self._fixed = fixed
         self._given: tuple[bool, ...] = ()

@@ -15,12 +15,9 @@ ROWS, PARTS, BLOCK = 5, 3, 32
 def run(meeting: str, schedule: str = "late", seed: int = 0, level: str = "machine"):
     x = torch.arange(ROWS * PARTS * BLOCK, dtype=torch.float32)
     out = torch.full((ROWS, PARTS), float("nan"))
-    counters = torch.zeros(ROWS + 1, dtype=torch.int32)
-    partials = torch.full((ROWS * PARTS,), float("nan"))
+    words = torch.full((1 + ROWS * PARTS,), -1, dtype=torch.int32)
     with emulator.run(schedule=schedule, seed=seed, level=level, sms=4, max_steps=2_000) as done:
-        prepare(sum_kernel, num_warps=1)[(ROWS * PARTS,)](
-            x, out, counters, partials, PARTS, meeting, BLOCK
-        )
+        prepare(sum_kernel, num_warps=1)[(ROWS * PARTS,)](x, out, words, PARTS, meeting, 4, BLOCK)
     return out, x.view(ROWS, -1).sum(1), done.reports
 
 
@@ -36,9 +33,9 @@ def test_every_part_sees_all_others(schedule, seed):
 @pytest.mark.parametrize(
     ("meeting", "error"),
     [
-        ("none", emulator.RaceError),
-        ("relaxed", emulator.RaceError),
-        ("one more", emulator.ReportError),  # a deadlock, or steps without end
+        ("plain store", emulator.RaceError),
+        ("plain load", emulator.RaceError),
+        ("one is silent", emulator.ReportError),  # a deadlock, or steps without end
     ],
 )
 def test_a_meeting_that_is_none_is_reported(meeting, error):

@@ -66,11 +66,14 @@ class Tile:
             registers, else it is walked in blocks.
         rows: Rows: a power of two.
         num_warps: Warps: a power of two.
-        per_sm: Programs for each multiprocessor, of kernels whose programs walk over many rows.
+        per_sm: Programs for each multiprocessor, of kernels whose programs walk over many rows;
+            where several share a row it bounds the registers of a thread as well, so that all run.
         stages: Depth of the pipeline of such a walk: 1 loads a tile when it is needed, more copy
             the next ones into shared memory ahead.
-        split: Where the block does not cover a row: whether it takes a program for each block,
-            which meet (`pieces_split`), instead of one that walks. Softmax has it.
+        split: Softmax, where the block does not cover a row: whether it takes a program for each
+            block, which meet (`pieces_split`), instead of one that walks. Norms, backward, where
+            the block covers a row: whether programs of their own add up the gradients of weight and
+            bias, which read all rows again, in the same launch.
     """
 
     block: int
@@ -79,6 +82,11 @@ class Tile:
     per_sm: int = 1
     stages: int = 1
     split: bool = False
+
+    @property
+    def registers(self) -> int:
+        """Registers that each thread may have, of an SM's 65536, if it is to hold all `per_sm`."""
+        return min(255, 65536 // (32 * self.num_warps * self.per_sm) // 8 * 8)
 
     def faults(self, name: str) -> list[str]:
         """What is wrong with the tile itself; `name` is what the config calls it."""
@@ -161,6 +169,13 @@ def padded(width: int) -> int:
 def parts_of(width: int, tile: Tile) -> int:
     """How many tiles a row has, and so how many programs share it: 1 where a tile covers it."""
     return -(-width // tile.block)
+
+
+def groups_of(rows: Rows, tile: Tile, sms: int) -> int:
+    """Groups of rows whose programs the GPU takes at a time; each has as many turns."""
+    most = max(1, min(rows.count, sms * tile.per_sm // parts_of(rows.width, tile)))
+    turns = -(-rows.count // most)
+    return -(-rows.count // turns)
 
 
 def decode(text: str) -> RowConfig | None:

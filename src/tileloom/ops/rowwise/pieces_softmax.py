@@ -23,12 +23,48 @@ def lanes_of(BLOCK: tl.constexpr, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def bounds_of(first, n, LANE: tl.constexpr, VECTOR: tl.constexpr):
+    """Give `lead, head, tail, end` of a row of n elements, `first` (int64) from the tensor's begin.
+
+    Where VECTOR is 1 rows may start anywhere, and columns count from the multiple of LANE elements
+    before a row, so that all of it but its edges comes in vectors (if the tensor begins at 16
+    bytes): it has the columns `lead .. end - 1`, and whole lanes those of `head .. tail - 1`.
+    """
+    if VECTOR == 1:
+        lead = (first % LANE).to(tl.int32)
+        return lead, (lead + (LANE - 1)) // LANE * LANE, (lead + n) // LANE * LANE, lead + n
+    else:
+        return 0, 0, n, n
+
+
+@triton.jit
+def inside_bounds(start, inside, head, tail, LANE: tl.constexpr, VECTOR: tl.constexpr):
+    """Which elements of a block `[L, V]` lie in `head .. tail - 1`; with VECTOR 1 whole lanes."""
+    if VECTOR == 1:
+        lanes = start + tl.arange(0, inside.shape[0]) * LANE
+        return ((lanes >= head) & (lanes < tail))[:, None]
+    else:
+        return start + inside < tail
+
+
+@triton.jit
+def edges_of(lead, head, tail, end, LANE: tl.constexpr):
+    """Columns `[2 LANE]` before and after the whole lanes of a row, and which of them exist."""
+    place = tl.arange(0, 2 * LANE)
+    after = tl.maximum(head, tail) - LANE + place
+    is_before = place < LANE
+    columns = tl.where(is_before, place, after)
+    return columns, tl.where(is_before, (place >= lead) & (place < head), True) & (columns < end)
+
+
+@triton.jit
 def add_to_sum(peak, total, z):
-    """Take the block z `[L, V]` into the maximum and the sum of exp(z - maximum), each `[L]`."""
-    new = tl.maximum(peak, tl.max(z, 1))
+    """Take z `[L, V]` into the maximum and the sum of exp(z - maximum), each `[L]`; or `[V]`."""
+    AXIS: tl.constexpr = len(z.shape) - 1
+    new = tl.maximum(peak, tl.max(z, AXIS))
     shift = tl.where(new == float("-inf"), 0.0, new)
-    total = total * tl.exp(peak - shift) + tl.sum(tl.exp(z - shift[:, None]), 1)
-    return new, total
+    away = z - (shift[:, None] if AXIS == 1 else shift)
+    return new, total * tl.exp(peak - shift) + tl.sum(tl.exp(away), AXIS)
 
 
 @triton.jit

@@ -1,13 +1,20 @@
 """Device code of rows that several programs share, each with a part in its registers, who meet.
 
-A program takes a ticket, which says its row and its part, so that the programs that run are always
-those of the first tickets, in whatever order the GPU starts them. It stores what it found out about
-its part, and then waits for the other parts of its row, and for nobody else. Of the programs that
-run at any time, those that wait belong to the one row whose tickets are not all taken; they are
-fewer than its parts. So nobody waits for ever where the GPU holds as many programs as a row has
-parts, twice that for two streams, and so on: the rule that chooses this form keeps far below.
+A row has `parts` parts. The programs of a group, one for each part, take the rows of their group
+one after the other. A program takes a ticket, which says its group and its part, so that the
+programs that run are always those of the first tickets, in whatever order the GPU starts them. For
+each row it posts what it found out about its part, and collects what the others post, and waits for
+nobody else. Of the programs that run at any time, those that wait for one that has not started
+belong to the one group whose tickets are not all taken; they are fewer than its parts. So nobody
+waits for ever where the GPU holds as many programs as a row has parts, twice that for two streams,
+and so on: the rule that chooses this form keeps far below.
 
-`counters` is int32, zero at the launch: the ticket, then one entry a row.
+What a program posted for a row is needed by the others one turn later, when it has long arrived:
+in turn r they read row r + 2 of the group, post r + 1, and collect and write r. What waits
+meanwhile is packed, two elements of 16 bits in a register.
+
+`words` is int32, all -1 at the launch: the ticket, then a word for each number of each part of each
+row.
 """
 
 import triton
@@ -15,44 +22,57 @@ import triton.language as tl
 
 
 @triton.jit
-def take_ticket(counters):
+def take_ticket(words):
     """Number of this program in the order in which programs have started."""
-    return tl.atomic_add(counters, 1, sem="relaxed")
-
-
-@triton.jit
-def meet(counters, row, parts):
-    """Wait for all parts of a row: what each stored before is visible to all from here on."""
-    counter = counters + 1 + row
-    arrived = tl.atomic_add(counter, 1, sem="acq_rel") + 1
-    while arrived < parts:
-        arrived = tl.atomic_add(counter, 0, sem="acquire")
+    return tl.atomic_add(words, 1, sem="relaxed") + 1
 
 
 @triton.jit
 def hold(x):
-    """Return x, in whose place nothing that was computed from it stays in registers.
+    """Return x, in whose place nothing that is computed from it stays in registers.
 
-    A part waits for the others with its elements in registers: two of 16 bits lie in one, which
-    their float32 values do not. The compiler would keep those; it cannot see through this.
+    The compiler would keep what a loop computes from what it does not change, such as a weight in
+    float32, in more registers than x has; it cannot see through this.
+    """
+    return tl.inline_asm_elementwise(
+        "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False,
+        pack=32 // x.dtype.primitive_bitwidth,
+    )  # fmt: skip
+
+
+@triton.jit
+def pack(x):
+    """Give x `[C]` as whole registers: two elements of 16 bits as one int32, `[C / 2]`.
+
+    What a loop carries lies in a register for each element otherwise.
     """
     if x.dtype.primitive_bitwidth == 16:
-        return tl.inline_asm_elementwise(
-            "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
-        )
+        low, high = tl.split(tl.reshape(x.to(tl.int16, bitcast=True), [x.shape[0] // 2, 2]))
+        return (low.to(tl.int32) & 0xFFFF) | (high.to(tl.int32) << 16)
     else:
         return x
 
 
 @triton.jit
-def post(word, number):
-    """Show a float32 to the other parts: a word that is -1 until it holds the number.
+def unpack(packed, dtype: tl.constexpr):
+    """Give what `pack` was given, in float32."""
+    if dtype.primitive_bitwidth == 16:
+        low = (packed & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
+        high = (packed >> 16).to(tl.int16).to(dtype, bitcast=True)
+        return tl.reshape(tl.join(low, high), [packed.shape[0] * 2]).to(tl.float32)
+    else:
+        return packed.to(tl.float32)
 
-    The word says itself that it is there, so that nothing has to wait for earlier stores, as
-    `meet` has. A NaN is shown as the usual one, whose bits are not those of -1.
+
+@triton.jit
+def post(word, number, there):
+    """Show a float32 to the other parts, if `there`: a word that is -1 until it holds the number.
+
+    The word says itself that it is there, so that nothing has to wait for other stores. A NaN is
+    shown as the usual one, whose bits are not those of -1.
     """
     number = tl.where(number != number, float("nan"), number)
-    tl.atomic_xchg(word, number.to(tl.int32, bitcast=True), sem="relaxed")
+    tl.atomic_xchg(word, number.to(tl.int32, bitcast=True), mask=there, sem="relaxed")
 
 
 @triton.jit

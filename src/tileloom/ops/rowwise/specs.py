@@ -16,7 +16,9 @@ def row_spec(
     tensors: Sequence[str | None],
     fixed: Sequence[Any],
     num_warps: int,
+    registers: int | None = None,
     archs: tuple[str, ...] = ARCHS,
+    spills: tuple[int, str] = (0, ""),
 ) -> KernelSpec:
     """Describe a launch of a jitted kernel.
 
@@ -27,7 +29,9 @@ def row_spec(
             that is not given. All are taken to be aligned.
         fixed: Its other arguments in order, as the plan passes them.
         num_warps: Warps of a program.
+        registers: Registers of a thread at most; None for what the compiler likes.
         archs: Architectures that the launch ships for.
+        spills: Bytes of spills that are allowed, and why.
     """
     constant = {p.name for p in kernel.params if p.is_constexpr}
     signature: dict[str, str] = {}
@@ -50,5 +54,8 @@ def row_spec(
         constexprs=constexprs,
         archs=archs,
         num_warps=num_warps,
+        options={} if registers is None else {"maxnreg": registers},
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
+        spill_budget=spills[0],
+        spill_reason=spills[1],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 # reads its part again.
 LONG = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1, 1, 2))
 LONG_AGAIN = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1, 1, 1))
-# Several rows at a time, and a walk over them that is pipelined.
+# Several rows at a time, and a walk over them that is pipelined; without a config the backward of
+# few rows is one launch, and not walked.
 PIPED = TritonConfig(Tile(128, 2, 1), Tile(128, 2, 1, 1, 3))
+BACK_PIPED = TritonConfig(backward=PIPED.backward)
 
 FUNCTIONS = {"rms": (rms_norm, rms_norm_reference), "layer": (layer_norm, layer_norm_reference)}
 
@@ -45,9 +47,12 @@ class NormCase:
 
     @property
     def id(self) -> str:
-        form = {LONG: "-long", LONG_AGAIN: "-again", PIPED: "-piped"}.get(
-            self.config, ""
-        ) + "-far" * (self.offset != 0)
+        form = {
+            LONG: "-long",
+            LONG_AGAIN: "-again",
+            PIPED: "-piped",
+            BACK_PIPED: "-back",
+        }.get(self.config, "") + "-far" * (self.offset != 0)
         return self.case.id + form + ("" if self.vectors is None else "-mixed")
 
     def inputs(self, device: torch.device | str = "cpu") -> Inputs:
@@ -146,6 +151,7 @@ WHOLE = [
     # Numbers far from 0: the variance needs the mean taken off first.
     NormCase("layer", (4, 128), FP32, ("weight", "bias"), offset=256.0),
 ]
+WALKED = [replace(case, config=BACK_PIPED) for case in WHOLE if case.config is None]
 LONG_ROWS = [
     NormCase("rms", (3, 256), BF16, config=LONG),
     NormCase("layer", (3, 201), FP32, ("weight", "bias"), config=LONG),

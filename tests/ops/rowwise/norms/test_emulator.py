@@ -34,15 +34,20 @@ def judged(
 
 
 def _kernels(case: NormCase) -> list[str]:
-    names = ["norm_fwd", "norm_bwd"]
+    names = ["norm_fwd", "norm_bwd", "norm_vectors"]
     if case.config in (LONG, cases.LONG_AGAIN):
-        names = ["norm_fwd_split", "norm_bwd_split"]
-    if {"weight", "bias"} & set(case.has):
-        names.append("norm_vectors")
+        names = ["norm_fwd_split", "norm_bwd_split", "norm_vectors"]
+    if not {"weight", "bias"} & set(case.has):
+        names.pop()
+    elif case.config is None:
+        names = ["norm_fwd", "norm_bwd_few"]
     return [f"{name}_kernel" for name in names]
 
 
-@pytest.mark.parametrize("case", cases.WHOLE + cases.LONG_ROWS, ids=lambda case: case.id)
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_kernels(case):
     """Compiled once for a case, then played under every schedule."""
     for schedule, seed in SCHEDULES:

@@ -35,7 +35,10 @@ def judged(case: NormCase) -> None:
     cases.check(inputs, runs[0])
 
 
-@pytest.mark.parametrize("case", cases.WHOLE + cases.LONG_ROWS, ids=lambda case: case.id)
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_the_shared_cases_are_right(case):
     judged(case)
 

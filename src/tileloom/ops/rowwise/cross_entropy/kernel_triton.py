@@ -24,6 +24,9 @@ import triton.language as tl
 
 from tileloom.ops.rowwise.pieces_softmax import (
     add_to_sum,
+    bounds_of,
+    edges_of,
+    inside_bounds,
     join_lanes,
     lanes_of,
     load_block,
@@ -112,17 +115,17 @@ def cross_entropy_fwd_kernel(
     # Logits are averaged as distances from the label's, which lose nothing where all are large.
     anchor = tl.where(tl.abs(target) < float("inf"), target, 0.0)
 
-    # Columns count from a multiple of 16 bytes (if the logits begin at one), so that all blocks but
-    # the first and the last come in vectors wherever a row starts: its column j is `lead + j`.
-    WIDE: tl.constexpr = 16 // (logits.dtype.element_ty.primitive_bitwidth // 8)
-    lead = 0
+    LANE: tl.constexpr = (
+        VECTOR if VECTOR != 1 else 128 // logits.dtype.element_ty.primitive_bitwidth
+    )
+    lead, head, tail, end = bounds_of(first, n, LANE, VECTOR)
     if VECTOR == 1:
-        lead = (first % WIDE).to(tl.int32)
-        first = tl.multiple_of(first - lead, WIDE)
+        first = tl.multiple_of(first - lead, LANE)
     logits += first
-    inside = lanes_of(BLOCK, WIDE if VECTOR == 1 else VECTOR)
-    beyond = tl.where(is_ignored, 0, lead + n)
-    full = beyond // BLOCK * BLOCK
+    inside = lanes_of(BLOCK, LANE)
+    tail = tl.where(is_ignored, 0, tail)
+    end = tl.where(is_ignored, 0, end)
+    full = tail // BLOCK * BLOCK
     LANES: tl.constexpr = inside.shape[0]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
@@ -139,10 +142,8 @@ def cross_entropy_fwd_kernel(
         edge, step = 0, tl.maximum(full, BLOCK)
     else:
         edge, step = full, BLOCK
-    for start in range(edge, beyond, step):
-        seen = start + inside < beyond
-        if VECTOR == 1:
-            seen &= start + inside >= lead
+    for start in range(edge, tail, step):
+        seen = inside_bounds(start, inside, head, tail, LANE, VECTOR)
         z = _capped_block(
             logits, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
         )
@@ -150,12 +151,19 @@ def cross_entropy_fwd_kernel(
         if SMOOTHED:
             mean += tl.sum(tl.where(seen, (z - anchor) * share, 0.0), 1)
     top, total_of_row = join_lanes(peak, total)
+    mean_of_row = tl.sum(mean, 0)
+    if VECTOR == 1:
+        columns, seen = edges_of(lead, head, tail, end, LANE)
+        z = _capped_block(logits, 0, columns, seen, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED)
+        top, total_of_row = add_to_sum(top, total_of_row, z)
+        if SMOOTHED:
+            mean_of_row += tl.sum(tl.where(seen, (z - anchor) * share, 0.0), 0)
     top = tl.where(top == float("-inf"), 0.0, top)
     log_sum = tl.log(total_of_row)
 
     loss = log_sum + (1.0 - smoothing) * (top - target)
     if SMOOTHED:
-        loss += smoothing * ((top - anchor) - tl.sum(mean, 0))
+        loss += smoothing * ((top - anchor) - mean_of_row)
     tl.store(losses + row, tl.where(is_ignored, 0.0, loss))
     tl.store(state + row, top)
     tl.store(state + tl.cast(count, tl.int64) + row, log_sum)
@@ -184,6 +192,29 @@ def cross_entropy_sum_kernel(
     tl.store(state + 2 * tl.cast(count, tl.int64), number)
 
 
+@triton.jit
+def _store_gradient(
+    logits, out, start, inside, seen, lead, n, label, is_ignored, top, log_sum, scale,
+    logits_d, out_d, soft_cap, inverse_cap, smoothing,
+    VECTOR: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
+):  # fmt: skip
+    """Store the gradient of a block of a row whose first column is `lead`."""
+    x = load_block(logits, start, inside, seen & (is_ignored == 0), 0.0, logits_d, VECTOR)
+    z = x.to(tl.float32)
+    if CAPPED:
+        z, slope = _tanh(z * inverse_cap)
+        z *= soft_cap
+    p = tl.exp((z - top) - log_sum)
+    share = tl.where(start + inside - lead == label, 1.0 - smoothing, 0.0)
+    if SMOOTHED:
+        share += smoothing / n
+    d = (p - share) * scale
+    if CAPPED:
+        d *= slope
+    d = tl.where(is_ignored, 0.0, d)
+    store_block(out, start, inside, seen, d, out_d, VECTOR)
+
+
 @triton.jit(do_not_specialize=INT_ARGUMENTS_BACKWARD + FLOAT_ARGUMENTS)
 def cross_entropy_bwd_kernel(
     grad, logits, labels, state, out, count, width, size_1, size_2,
@@ -191,9 +222,12 @@ def cross_entropy_bwd_kernel(
     labels_0, labels_1, labels_2, grad_0, grad_1, grad_2,
     blocks, ignore_index, soft_cap, inverse_cap, smoothing,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
-    MEAN: tl.constexpr, BLOCK: tl.constexpr,
+    MEAN: tl.constexpr, ALIKE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`out` may be `logits`: each element is read and written by one thread."""
+    """Take one block of a row; ALIKE: logits and out have the same strides.
+
+    `out` may be `logits`: each element is read and written by one thread.
+    """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     program = tl.program_id(0)
@@ -209,23 +243,30 @@ def cross_entropy_bwd_kernel(
         scale /= tl.load(state + 2 * tl.cast(count, tl.int64))
     is_ignored = label == ignore_index
     scale = tl.where((label >= 0) & (label < n), scale, float("nan"))
-    logits += row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
-    out += row_offsets(row, size_1, size_2, out_0, out_1, out_2, GROUPS, VECTOR)
-
-    inside = tl.arange(0, BLOCK)
-    columns = start + inside
-    seen = columns < n
-    x = load_block(logits, start, inside, seen & ~is_ignored, 0.0, logits_d, VECTOR)
-    z = x.to(tl.float32)
-    if CAPPED:
-        z, slope = _tanh(z * inverse_cap)
-        z *= soft_cap
-    p = tl.exp((z - top) - log_sum)
-    share = tl.where(columns == label, 1.0 - smoothing, 0.0)
-    if SMOOTHED:
-        share += smoothing / n
-    d = (p - share) * scale
-    if CAPPED:
-        d *= slope
-    d = tl.where(is_ignored, 0.0, d)
-    store_block(out, start, inside, seen, d, out_d, VECTOR)
+    LANE: tl.constexpr = (
+        VECTOR if VECTOR != 1 else 128 // logits.dtype.element_ty.primitive_bitwidth
+    )
+    first = row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
+    lead, head, tail, end = bounds_of(first, n, LANE, VECTOR)
+    to = row_offsets(row, size_1, size_2, out_0, out_1, out_2, GROUPS, VECTOR)
+    if VECTOR == 1:
+        first = tl.multiple_of(first - lead, LANE)
+        to = tl.multiple_of(to - lead, LANE) if ALIKE else to - lead
+        inside = lanes_of(BLOCK, LANE)
+        seen = inside_bounds(start, inside, head, tail, LANE, VECTOR)
+    else:
+        inside = tl.arange(0, BLOCK)
+        seen = start + inside < n
+    logits += first
+    out += to
+    _store_gradient(
+        logits, out, start, inside, seen, lead, n, label, is_ignored, top, log_sum, scale,
+        logits_d, out_d, soft_cap, inverse_cap, smoothing, VECTOR, CAPPED, SMOOTHED,
+    )  # fmt: skip
+    if VECTOR == 1:
+        if start == 0:
+            columns, is_edge = edges_of(lead, head, tail, end, LANE)
+            _store_gradient(
+                logits, out, 0, columns, is_edge, lead, n, label, is_ignored, top, log_sum, scale,
+                logits_d, out_d, soft_cap, inverse_cap, smoothing, VECTOR, CAPPED, SMOOTHED,
+            )  # fmt: skip

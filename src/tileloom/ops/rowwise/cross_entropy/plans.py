@@ -189,13 +189,16 @@ def backward_step(problem: CrossEntropyProblem, tile: Tile) -> Step:
     from tileloom.ops.rowwise.cross_entropy import kernel_triton as kernels
 
     rows = problem.rows
-    blocks = -(-rows.width // tile.block)
+    # Rows that start anywhere may have a lane more at their begin.
+    blocks = -(
+        -(rows.width + (16 // problem.dtype.itemsize - 1 if rows.vector == 1 else 0)) // tile.block
+    )
     fixed = (
         *(rows.count, rows.width_units, *rows.size_arguments()),
         *(*rows.stride_arguments(0), *rows.stride_arguments(1)),
         *(*rows.loose_arguments(0, 1)[:3], *rows.loose_arguments(1, 1)[:3]),
         *(blocks, *_numbers(problem.options), *_form(problem)),
-        *(problem.options.reduction == "mean", tile.block),
+        *(problem.options.reduction == "mean", rows.strides[0] == rows.strides[1], tile.block),
     )
     return Step(kernels.cross_entropy_bwd_kernel, rows.count * blocks, tile.num_warps, fixed)
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tileloom.ops.rowwise.config import Tile, padded, parts_of
+from tileloom.ops.rowwise.config import Tile, groups_of, padded, parts_of
 from tileloom.ops.rowwise.norm.config import HELD
 from tileloom.ops.rowwise.norm.problem import NormProblem
 
 # Shares that `norm_vectors_kernel` adds up side by side, and its columns.
-_SHARES, _COLUMNS = 128, 32
+_SHARES, _COLUMNS = 256, 32
+
+# Rows and columns that a program of `norm_bwd_few_kernel` adds up at a time.
+_FEW_ROWS, _FEW_COLUMNS = 64, 32
 
 Fixed = tuple[int, tuple[Any, ...]]
 
@@ -27,6 +30,12 @@ def _is_even(problem: NormProblem, tile: Tile) -> bool:
 def _form(problem: NormProblem) -> tuple[int, int, bool]:
     """The constants GROUPS, VECTOR, CENTRED."""
     return problem.rows.groups, problem.rows.vector, problem.is_centred
+
+
+def _form_of_parts(problem: NormProblem, tile: Tile) -> tuple[int, int, bool, bool]:
+    """The constants GROUPS, VECTOR, EVEN, CENTRED of rows that programs share."""
+    rows = problem.rows
+    return rows.groups, rows.vector, rows.width % tile.block == 0, problem.is_centred
 
 
 def _sizes(problem: NormProblem) -> tuple[int | None, ...]:
@@ -47,15 +56,15 @@ def forward(
 
 
 def forward_split(
-    problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float
+    problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float, sms: int
 ) -> Fixed:
     """Of `norm_fwd_split_kernel`."""
     rows = problem.rows
-    parts = parts_of(problem.rows.width, tile)
+    parts, groups = parts_of(problem.rows.width, tile), groups_of(rows, tile, sms)
     strides = (s for t in range(3) for s in rows.stride_arguments(t))
-    return rows.count * parts, (
-        eps, parts, *_sizes(problem), *strides, *vectors,
-        tile.block, padded(parts), *_form(problem),
+    return groups * parts, (
+        eps, rows.count, parts, groups, *_sizes(problem), *strides, *vectors,
+        tile.block, padded(parts), *_form_of_parts(problem, tile),
     )  # fmt: skip
 
 
@@ -66,30 +75,39 @@ def _backward_strides(problem: NormProblem) -> tuple[int | None, ...]:
 def backward(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -> Fixed:
     """Of `norm_bwd_kernel`; `weight_d` is the weight's stride where it matters."""
     rows = problem.rows
-    return min(-(-rows.count // tile.rows), sms * tile.per_sm), (
+    tiles = -(-rows.count // tile.rows)
+    most = min(tiles, sms * tile.per_sm)
+    turns = -(-tiles // most)
+    return -(-tiles // turns), (
         rows.count, *_sizes(problem), *_backward_strides(problem), weight_d,
         tile.rows, tile.block, _is_even(problem, tile), *_form(problem),
-        problem.has_weight, problem.has_bias, tile.block * tile.rows <= HELD, tile.stages,
+        problem.has_weight, problem.has_bias, tile.block <= HELD, tile.stages,
     )  # fmt: skip
 
 
-def groups_of(problem: NormProblem, tile: Tile, sms: int) -> int:
-    """Groups of rows of `norm_bwd_split_kernel`: as many as the GPU takes at a time."""
-    most = sms * tile.per_sm // parts_of(problem.rows.width, tile)
-    return max(1, min(problem.rows.count, most))
+def backward_few(problem: NormProblem, tile: Tile, weight_d: int | None) -> Fixed:
+    """Of `norm_bwd_few_kernel`."""
+    rows = problem.rows
+    return rows.count + -(-rows.width // _FEW_COLUMNS), (
+        rows.count, *_sizes(problem), *_backward_strides(problem), weight_d,
+        tile.block, min(_FEW_ROWS, padded(rows.count)), _FEW_COLUMNS, *_form(problem),
+    )  # fmt: skip
 
 
 def backward_split(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -> Fixed:
     """Of `norm_bwd_split_kernel`."""
-    parts, groups = parts_of(problem.rows.width, tile), groups_of(problem, tile, sms)
+    rows = problem.rows
+    parts, groups = parts_of(rows.width, tile), groups_of(rows, tile, sms)
     return groups * parts, (
-        problem.rows.count, parts, groups, *_sizes(problem), *_backward_strides(problem), weight_d,
-        tile.block, padded(parts), *_form(problem), problem.has_weight, problem.has_bias,
-        tile.stages > 1,
+        rows.count, parts, groups, *_sizes(problem), *_backward_strides(problem), weight_d,
+        tile.block, padded(parts), *_form_of_parts(problem, tile),
+        problem.has_weight, problem.has_bias, tile.stages > 1,
     )  # fmt: skip
 
 
 def vectors(problem: NormProblem, programs: int) -> Fixed:
     """Of `norm_vectors_kernel` for the shares of so many programs or groups."""
     width = problem.rows.width
-    return -(-width // _COLUMNS), (programs, width, _SHARES, _COLUMNS)
+    kinds = problem.has_weight + problem.has_bias
+    shares = min(_SHARES, padded(programs))
+    return -(-width // _COLUMNS) * kinds, (programs, width, shares, _COLUMNS)

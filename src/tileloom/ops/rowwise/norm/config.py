@@ -19,36 +19,56 @@ _WHOLE_BACKWARD_CENTRED = 8192
 HELD = 8192
 
 
+# Rows up to which the backward is one launch that reads them twice, not two launches.
+_FEW = 256
+
+
 def smem_bytes(problem: NormProblem, tile: Tile) -> int:
     """Shared memory that the backward's pipeline takes, in bytes."""
     row = problem.dtype.itemsize * (3 if problem.has_residual else 2)
-    weight = 4 if tile.block * tile.rows > HELD else 0
+    weight = 4 if tile.block > HELD else 0
     return (tile.stages - 1) * tile.block * tile.rows * (row + weight) + 4096
 
 
 def _shared(problem: NormProblem, target: Target, tile: Tile) -> Tile:
     """The tile, widened until no more than half of the multiprocessors share a row."""
     while 2 * parts_of(problem.rows.width, tile) > target.sms and tile.block < 65536:
-        tile = replace(tile, block=2 * tile.block, num_warps=min(32, 2 * tile.num_warps))
+        tile = replace(
+            tile, block=2 * tile.block, num_warps=min(32, 2 * tile.num_warps),
+            per_sm=max(1, tile.per_sm // 2),
+        )  # fmt: skip
     return tile
 
 
 def _forward(problem: NormProblem, target: Target) -> Tile:
-    width = padded(problem.rows.width)
+    width, is_half = padded(problem.rows.width), problem.dtype.itemsize == 2
     if width > _WHOLE_FORWARD:
-        block = 16384 // problem.dtype.itemsize
-        return _shared(problem, target, Tile(block, 1, block // 1024))
-    if width > 4096:  # with 16 warps 0.76 of copy bandwidth for layer norm of 16384, not 0.98
-        return Tile(width, 1, 8 if width <= 16384 else 32)
+        if not is_half:
+            return _shared(problem, target, Tile(2048, 1, 8, 3))
+        tile = Tile(8192, 1, 8, 2) if problem.is_centred else Tile(4096, 1, 4, 4)
+        return _shared(problem, target, tile)
+    if width > 4096:
+        # Layer norm of 16384 with float32 vectors: 0.76 of copy bandwidth with 16 warps, not 0.98.
+        few = problem.is_centred and width == 16384
+        return Tile(width, 1, 8 if few else 16 if is_half or width < 32768 else 32)
     rows = max(1, 2048 // width)
     return Tile(width, rows, max(1, width * rows // 512))
 
 
 def _backward(problem: NormProblem, target: Target) -> Tile:
-    width = padded(problem.rows.width)
+    width, is_half = padded(problem.rows.width), problem.dtype.itemsize == 2
     if width > (_WHOLE_BACKWARD_CENTRED if problem.is_centred else _WHOLE_BACKWARD):
-        tile = _shared(problem, target, Tile(8192, 1, 16, 1, 2))
-        return tile if tile.block == 8192 else replace(tile, stages=1)
+        tile = Tile(4096, 1, 4, 2, 2) if is_half else Tile(2048, 1, 8, 2, 2)
+        tile = _shared(problem, target, tile)
+        return tile if tile.block < 16384 else replace(tile, num_warps=32, stages=1)
+    if problem.rows.count <= _FEW:
+        return Tile(width, 1, max(4, width // 512), split=True)
+    if width == 16384:
+        return Tile(width, 1, 32 if is_half else 16)
+    if width == 8192 and is_half:  # rows that fill the tile leave less time to load ahead
+        return Tile(width, 1, 8, 1, 3 if width == problem.rows.width else 4)
+    if width == 4096 and is_half and not problem.is_centred:
+        return Tile(width, 2, 8, 1, 3)
     rows = 2048 // width if width <= 512 else 1
     warps = max(1, width * rows // 512)
     per_sm = 4 if warps <= 2 else 2 if warps <= 8 else 1
@@ -80,13 +100,11 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
                 f"{name}.block is {tile.block}, so that {parts} programs share a row and wait for "
                 f"each other, more than half of the {target.sms} multiprocessors of {target.name}"
             )
-        if parts * problem.rows.count > 2**31 - 1:
-            why.append(f"{name}.block is {tile.block}, which takes more than 2^31 - 1 programs")
     tile = config.backward
-    needs = (
-        0 if tile is None or parts_of(problem.rows.width, tile) > 1 else smem_bytes(problem, tile)
-    )
-    if tile is not None and needs > target.smem:
+    if tile is None or tile.split or parts_of(problem.rows.width, tile) > 1:
+        return why
+    needs = smem_bytes(problem, tile)
+    if needs > target.smem:
         why.append(
             f"backward.stages is {tile.stages}, which needs {needs} bytes of shared memory, and "
             f"{target.name} has {target.smem}"

@@ -38,6 +38,24 @@ def _weight(weight, columns, there, weight_d, VECTOR: tl.constexpr):
     return tl.load(at, mask=there, other=0.0)[None, :]
 
 
+@triton.jit
+def add_both(a, b, c, d):
+    """Add two pairs of numbers, of which `tl.reduce` makes two sums at once."""
+    return a + c, b + d
+
+
+@triton.jit
+def distance(h, centre, scale, seen, CENTRED: tl.constexpr, EVEN: tl.constexpr):
+    """Give xhat, `[R, C]` in float32: 0 where not seen."""
+    xhat = h.to(tl.float32)
+    if CENTRED:
+        xhat -= centre[:, None]
+    xhat = xhat * scale[:, None]
+    if CENTRED and not EVEN:  # beyond the row xhat is -mean * rstd
+        xhat = tl.where(seen, xhat, 0.0)
+    return xhat
+
+
 @triton.jit(do_not_specialize=INTEGERS)
 def norm_bwd_kernel(
     g, e, h, weight, mean, rstd, dh, partial,
@@ -59,8 +77,8 @@ def norm_bwd_kernel(
     there = columns < width
     if HOLD and weight is not None:
         w = _weight(weight, columns, there, weight_d, VECTOR)
-    dweight = tl.zeros([ROWS, BLOCK], tl.float32)
-    dbias = tl.zeros([ROWS, BLOCK], tl.float32)
+    dweight = tl.zeros([BLOCK], tl.float32)
+    dbias = tl.zeros([BLOCK], tl.float32)
     tiles = (count + ROWS - 1) // ROWS
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
         rows = tl.cast(tile, tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -68,32 +86,36 @@ def norm_bwd_kernel(
         seen = rows_seen[:, None] & there[None, :]
         at = tile_pointers(h, rows, columns, size_1, size_2, h_0, h_1, h_2, h_d, GROUPS, VECTOR)
         if EVEN:
-            xhat = tl.load(at).to(tl.float32)
+            of_h = tl.load(at)
         else:
-            xhat = tl.load(at, mask=seen, other=0.0).to(tl.float32)
+            of_h = tl.load(at, mask=seen, other=0.0)
         at = tile_pointers(g, rows, columns, size_1, size_2, g_0, g_1, g_2, g_d, GROUPS, VECTOR)
         if EVEN:
-            a = tl.load(at).to(tl.float32)
+            of_g = tl.load(at)
         else:
-            a = tl.load(at, mask=seen, other=0.0).to(tl.float32)
+            of_g = tl.load(at, mask=seen, other=0.0)
         scale = tl.load(rstd + rows, mask=rows_seen, other=0.0)
+        centre = scale
         if CENTRED:
-            xhat -= tl.load(mean + rows, mask=rows_seen, other=0.0)[:, None]
-        xhat = xhat * scale[:, None]
-        if not EVEN:  # beyond the row xhat is -mean * rstd, a zero
-            xhat = tl.where(seen, xhat, 0.0)
+            centre = tl.load(mean + rows, mask=rows_seen, other=0.0)
+        if not HOLD and weight is not None:
+            w = _weight(weight, columns, there, weight_d, VECTOR)
+        xhat = distance(of_h, centre, scale, seen, CENTRED, EVEN)
+        a = of_g.to(tl.float32)
         if DBIAS:
-            dbias += a
+            dbias += tl.sum(a, 0)
         if DWEIGHT:
-            dweight += a * xhat
+            dweight += tl.sum(a * xhat, 0)
         if weight is not None:
-            if not HOLD:
-                w = _weight(weight, columns, there, weight_d, VECTOR)
             a = a * w.to(tl.float32)
-        y = a - xhat * (tl.sum(a * xhat, 1) / width)[:, None]
         if CENTRED:
-            y -= (tl.sum(a, 1) / width)[:, None]
-        y = y * scale[:, None]
+            c_1, c_2 = tl.reduce((a * xhat, a), 1, add_both)
+        else:
+            c_1 = tl.sum(a * xhat, 1)
+        across = xhat * (c_1 / width * scale)[:, None]
+        if CENTRED:
+            across += (c_2 / width * scale)[:, None]
+        y = a * scale[:, None] - across
         if e is not None:
             at = tile_pointers(e, rows, columns, size_1, size_2, e_0, e_1, e_2, e_d, GROUPS, VECTOR)
             if EVEN:
@@ -108,20 +130,9 @@ def norm_bwd_kernel(
     if DWEIGHT or DBIAS:
         at = partial + tl.cast(tl.program_id(0), tl.int64) * ((DWEIGHT + DBIAS) * width) + columns
     if DWEIGHT:
-        tl.store(at, tl.sum(dweight, 0), mask=there)
+        tl.store(at, dweight, mask=there)
     if DBIAS:
-        tl.store(at + DWEIGHT * tl.cast(width, tl.int64), tl.sum(dbias, 0), mask=there)
-
-
-@triton.jit
-def _sum_of_shares(partial, to, columns, there, programs, step, width, ROWS: tl.constexpr):
-    """Add up the shares of some columns: ROWS sums over every ROWS-th program, then those."""
-    total = tl.zeros([ROWS, columns.shape[0]], tl.float32)
-    for start in range(0, programs, ROWS):
-        rows = start + tl.arange(0, ROWS)
-        at = (rows.to(tl.int64) * step)[:, None] + columns[None, :]
-        total += tl.load(partial + at, mask=(rows < programs)[:, None] & there[None, :], other=0.0)
-    tl.store(to + columns, tl.sum(total, 0).to(to.dtype.element_ty), mask=there)
+        tl.store(at + DWEIGHT * tl.cast(width, tl.int64), dbias, mask=there)
 
 
 @triton.jit(do_not_specialize=VECTORS_INTEGERS)
@@ -129,15 +140,25 @@ def norm_vectors_kernel(
     partial, dweight, dbias, programs, width,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add up the shares `[programs, 1 or 2, n]` into dweight and dbias `[n]`; one may be None."""
+    """Add up the shares `[programs, 1 or 2, n]` into dweight and dbias `[n]`; one may be None.
+
+    A program takes BLOCK columns of one of them: ROWS sums over every ROWS-th share, then those.
+    """
+    KINDS: tl.constexpr = (dweight is not None) + (dbias is not None)
     width = tl.cast(width, tl.int64)
-    columns = tl.cast(tl.program_id(0), tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    kind = tl.program_id(0) % KINDS
+    columns = tl.cast(tl.program_id(0) // KINDS, tl.int64) * BLOCK + tl.arange(0, BLOCK)
     there = columns < width
-    step = width
-    if (dweight is not None) and (dbias is not None):
-        step = width * 2
+    partial += kind * width + columns
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, programs, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        at = partial[None, :] + (rows.to(tl.int64) * (width * KINDS))[:, None]
+        total += tl.load(at, mask=(rows < programs)[:, None] & there[None, :], other=0.0)
+    result = tl.sum(total, 0)
     if dweight is not None:
-        _sum_of_shares(partial, dweight, columns, there, programs, step, width, ROWS)
-        partial += width
+        tl.store(dweight + columns, result.to(dweight.dtype.element_ty), mask=there & (kind == 0))
     if dbias is not None:
-        _sum_of_shares(partial, dbias, columns, there, programs, step, width, ROWS)
+        tl.store(
+            dbias + columns, result.to(dbias.dtype.element_ty), mask=there & (kind == KINDS - 1)
+        )

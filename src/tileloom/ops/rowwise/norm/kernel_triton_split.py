@@ -1,18 +1,16 @@
 """RMS and layer norm of rows that several programs share, in portable Triton (sm_80 and later).
 
 Mathematics as in `kernel_triton_fwd.py` and `kernel_triton_bwd.py`. Tile picture: a row has `parts`
-parts of BLOCK columns. Forward, program t (its ticket) takes part t % parts of row t // parts.
-Backward, it takes that part of the rows g, g + groups, ... of its group g = t // parts, one after
-the other, and adds up its share of dweight and dbias in registers:
+parts of BLOCK columns. Program t (its ticket) takes part t % parts of the rows g, g + groups, ...
+of its group g = t // parts, one after the other. The weight's and bias's parts stay in registers,
+and so does, backward, its share of their gradients. With two groups of three parts:
 
-    forward                                    backward, two groups
-    row 0 | t = 0 | t = 1 | t = 2 |            rows 0, 2, 4 | t = 0 | t = 1 | t = 2 |
-    row 1 | t = 3 | t = 4 | t = 5 |            rows 1, 3, 5 | t = 3 | t = 4 | t = 5 |
+    rows 0, 2, 4 | t = 0 | t = 1 | t = 2 |         turn     asked for   posted     written
+    rows 1, 3, 5 | t = 3 | t = 4 | t = 5 |         r        r + 2       r + 1      r   (of a group)
 
-Who waits for whom: each part of a row for all others of it, once, at `pieces_split.collect`.
-What it has read stays in registers meanwhile, and a backward program asks for its next row before
-it waits (AHEAD). Where registers are short, it reads its part again afterwards, and its share of
-dweight and dbias lies in memory between two rows; both come from L2. All add up in the same order.
+Who waits for whom: each part of a row for all others of it, once, at `pieces_split.collect`, one
+turn after it has posted its own sums. All add up in the same order. What was read stays in
+registers meanwhile; backward, where they are short (not AHEAD), it is read again, from L2.
 
 Bytes moved: every tensor once, whatever the length of the rows (again: from L2); 8 bytes a part.
 
@@ -23,11 +21,20 @@ import triton
 import triton.language as tl
 
 from tileloom.ops.rowwise.norm.kernel_triton_bwd import STRIDES as STRIDES_BACKWARD
+from tileloom.ops.rowwise.norm.kernel_triton_bwd import add_both
 from tileloom.ops.rowwise.norm.kernel_triton_fwd import INTEGERS as INTEGERS_FORWARD
-from tileloom.ops.rowwise.pieces_split import collect, kind_of, post, take_ticket
+from tileloom.ops.rowwise.pieces_split import (
+    collect,
+    hold,
+    kind_of,
+    pack,
+    post,
+    take_ticket,
+    unpack,
+)
 from tileloom.ops.rowwise.pieces_triton import column_offsets, row_offsets
 
-FORWARD_INTEGERS = ("parts", *INTEGERS_FORWARD[1:])
+FORWARD_INTEGERS = ("parts", "groups", *INTEGERS_FORWARD)
 BACKWARD_INTEGERS = (
     *("count", "parts", "groups", "width_units", "size_1", "size_2"),
     *STRIDES_BACKWARD,
@@ -44,84 +51,138 @@ def _part(
     return pointer + base + column_offsets(columns, t_d, VECTOR)
 
 
+@triton.jit
+def _stream(
+    x, residual, row, count, columns, seen, size_1, size_2,
+    x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Load the part of a row (int64) of x, and of the residual or x again; 0 beyond all rows."""
+    there = row < count if EVEN else seen & (row < count)
+    at = _part(x, row, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR)
+    of_x = tl.load(at, mask=there, other=0.0)
+    added = of_x
+    if residual is not None:
+        at = _part(residual, row, columns, size_1, size_2, r_0, r_1, r_2, r_d, GROUPS, VECTOR)
+        added = tl.load(at, mask=there, other=0.0)
+    return pack(of_x), pack(added)
+
+
 @triton.jit(do_not_specialize=FORWARD_INTEGERS)
 def norm_fwd_split_kernel(
     x, residual, weight, bias, out, stream, mean, rstd, words, eps,
-    parts, width_units, size_1, size_2,
+    count, parts, groups, width_units, size_1, size_2,
     x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d, o_0, o_1, o_2, o_d, weight_d, bias_d,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
-    CENTRED: tl.constexpr,
+    EVEN: tl.constexpr, CENTRED: tl.constexpr,
 ):  # fmt: skip
-    """Normalise one part of one row.
+    """Walk over the rows of one group, in one part.
 
     `words` is int32, all -1: the ticket, then `[rows, kinds, parts]`: a part's sum of squared
     distances from its mean, and for layer norm this mean. PARTS is the power of two that holds
-    `parts`.
+    `parts`. EVEN says that all parts are whole: columns are not masked.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    KINDS: tl.constexpr = 2 if CENTRED else 1
+    KIND: tl.constexpr = x.dtype.element_ty
     width = tl.cast(width_units, tl.int64) * UNIT
-    ticket = take_ticket(words) + 1
-    row = tl.cast(ticket // parts, tl.int64)
+    ticket = take_ticket(words)
+    group = ticket // parts
     part = tl.cast(ticket % parts, tl.int64)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     seen = columns < width
-    at = _part(x, row, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR)
-    h = tl.load(at, mask=seen, other=0.0)
-    if residual is not None:
-        at = _part(residual, row, columns, size_1, size_2, r_0, r_1, r_2, r_d, GROUPS, VECTOR)
-        added = tl.load(at, mask=seen, other=0.0)
-        h = (h.to(tl.float32) + added.to(tl.float32)).to(stream.dtype.element_ty)
-        at = _part(stream, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
-        tl.store(at, h, mask=seen)
-    h = h.to(tl.float32)
-    KINDS: tl.constexpr = 2 if CENTRED else 1
-    words += 1 + row * (parts * KINDS)
-    if CENTRED:
-        centre = tl.sum(h, 0) / tl.minimum(width - part * BLOCK, BLOCK).to(tl.float32)
-        away = tl.where(seen, h - centre, 0.0)
-        post(words + (part + parts), centre)
-        post(words + part, tl.sum(away * away, 0))
-    else:
-        post(words + part, tl.sum(h * h, 0))
-    numbers = collect(words, parts, PARTS, KINDS)
-
-    squares = kind_of(numbers, 0)
-    if CENTRED:
-        each = tl.arange(0, PARTS).to(tl.int64)
-        known = each < parts
-        means = kind_of(numbers, 1)
-        sizes = tl.where(known, tl.minimum(width - each * BLOCK, BLOCK), 0).to(tl.float32)
-        centre = tl.sum(means * sizes, 0) / width
-        squares += sizes * (means - centre) * (means - centre)
-        h -= centre
-        if mean is not None:
-            tl.store(mean + row, centre, mask=part == 0)
-    scale = tl.rsqrt(tl.sum(squares, 0) / width + eps)
-    if rstd is not None:
-        tl.store(rstd + row, scale, mask=part == 0)
-    y = h * scale
+    size = tl.minimum(width - part * BLOCK, BLOCK).to(tl.float32)
+    each = tl.arange(0, PARTS).to(tl.int64)
+    sizes = tl.where(each < parts, tl.minimum(width - each * BLOCK, BLOCK), 0).to(tl.float32)
     if weight is not None:
-        at = weight + column_offsets(columns, weight_d, VECTOR)
-        y = y * tl.load(at, mask=seen, other=0.0).to(tl.float32)
+        w = pack(tl.load(weight + column_offsets(columns, weight_d, VECTOR), mask=seen, other=0.0))
     if bias is not None:
-        at = bias + column_offsets(columns, bias_d, VECTOR)
-        y = y + tl.load(at, mask=seen, other=0.0).to(tl.float32)
-    at = _part(out, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
-    tl.store(at, y.to(out.dtype.element_ty), mask=seen)
+        b = pack(tl.load(bias + column_offsets(columns, bias_d, VECTOR), mask=seen, other=0.0))
+    words += 1
+    first = tl.cast(group, tl.int64)
+    next_x, next_added = _stream(
+        x, residual, first, count, columns, seen, size_1, size_2,
+        x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d, GROUPS, VECTOR, EVEN,
+    )  # fmt: skip
+    own_h = tl.zeros_like(next_x)
+    for number in range(group - groups, count, groups):
+        row = tl.cast(number, tl.int64)
+        after = row + groups
+        seen_h = next_x
+        if residual is not None:
+            h = unpack(next_x, KIND) + unpack(next_added, KIND)
+            at = _part(stream, after, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
+            tl.store(at, h.to(KIND), mask=seen & (after < count))
+            seen_h = pack(h.to(KIND))
+        next_x, next_added = _stream(
+            x, residual, after + groups, count, columns, seen, size_1, size_2,
+            x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d, GROUPS, VECTOR, EVEN,
+        )  # fmt: skip
+        h = unpack(seen_h, KIND)
+        of_row = words + after * (parts * KINDS)
+        if CENTRED:
+            centre = tl.sum(h, 0) / size
+            h = h - centre
+            if not EVEN:
+                h = tl.where(seen, h, 0.0)
+            post(of_row + (part + parts), centre, after < count)
+        post(of_row + part, tl.sum(h * h, 0), after < count)
+        if number >= 0:
+            numbers = collect(words + row * (parts * KINDS), parts, PARTS, KINDS)
+            squares = kind_of(numbers, 0)
+            y = unpack(own_h, KIND)
+            if CENTRED:
+                means = kind_of(numbers, 1)
+                centre = tl.sum(means * sizes, 0) / width
+                squares += sizes * (means - centre) * (means - centre)
+                y -= centre
+                if mean is not None:
+                    tl.store(mean + row, centre, mask=part == 0)
+            scale = tl.rsqrt(tl.sum(squares, 0) / width + eps)
+            if rstd is not None:
+                tl.store(rstd + row, scale, mask=part == 0)
+            y = y * scale
+            if weight is not None:
+                y = y * unpack(hold(w), weight.dtype.element_ty)
+            if bias is not None:
+                y = y + unpack(hold(b), bias.dtype.element_ty)
+            at = _part(out, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
+            tl.store(at, y.to(KIND), mask=None if EVEN else seen)
+        own_h = seen_h
 
 
 @triton.jit
 def _two_parts(
-    h, g, row, count, columns, seen, size_1, size_2,
+    h, g, mean, rstd, row, count, columns, seen, size_1, size_2,
     h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d,
-    GROUPS: tl.constexpr, VECTOR: tl.constexpr, EVICT: tl.constexpr,
+    GROUPS: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Load the part of a row (int64) of h and of g; zeros beyond the last row."""
-    there = seen & (row < count)
+    """Load the part of a row (int64) of h and of g, its mean and rstd; zeros beyond all rows."""
+    is_row = row < count
+    there = is_row if EVEN else seen & is_row
     at = _part(h, row, columns, size_1, size_2, h_0, h_1, h_2, h_d, GROUPS, VECTOR)
     of_h = tl.load(at, mask=there, other=0.0, eviction_policy=EVICT)
     at = _part(g, row, columns, size_1, size_2, g_0, g_1, g_2, g_d, GROUPS, VECTOR)
-    return of_h, tl.load(at, mask=there, other=0.0, eviction_policy=EVICT)
+    of_g = tl.load(at, mask=there, other=0.0, eviction_policy=EVICT)
+    scale = tl.load(rstd + row, mask=is_row, other=0.0)
+    centre = 0.0
+    if mean is not None:
+        centre = tl.load(mean + row, mask=is_row, other=0.0)
+    return pack(of_h), pack(of_g), centre, scale
+
+
+@triton.jit
+def _distance(
+    h, centre, scale, seen, CENTRED: tl.constexpr, EVEN: tl.constexpr, KIND: tl.constexpr
+):
+    """Give xhat, `[C]` in float32, 0 where not seen."""
+    xhat = unpack(h, KIND)
+    if CENTRED:
+        xhat -= centre
+    xhat = xhat * scale
+    if CENTRED and not EVEN:  # beyond the row xhat is -mean * rstd
+        xhat = tl.where(seen, xhat, 0.0)
+    return xhat
 
 
 @triton.jit(do_not_specialize=BACKWARD_INTEGERS)
@@ -130,92 +191,90 @@ def norm_bwd_split_kernel(
     count, parts, groups, width_units, size_1, size_2,
     g_0, g_1, g_2, g_d, e_0, e_1, e_2, e_d, h_0, h_1, h_2, h_d, o_0, o_1, o_2, o_d, weight_d,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
-    CENTRED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, AHEAD: tl.constexpr,
+    EVEN: tl.constexpr, CENTRED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Walk over the rows of one group, in one part.
 
     `words` is int32, all -1: the ticket, then `[rows, kinds, parts]`: a part's sum of a * xhat, and
-    for layer norm that of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`.
+    for layer norm that of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`. AHEAD keeps the
+    parts of three rows in registers; else a part is read again, from L2, when its row is written.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
+    KINDS: tl.constexpr = 2 if CENTRED else 1
+    KIND: tl.constexpr = h.dtype.element_ty
     width = tl.cast(width_units, tl.int64) * UNIT
-    ticket = take_ticket(words) + 1
+    ticket = take_ticket(words)
     group = ticket // parts
     part = tl.cast(ticket % parts, tl.int64)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     seen = columns < width
     if weight is not None:
-        weight += column_offsets(columns, weight_d, VECTOR)
-        if AHEAD:
-            w = tl.load(weight, mask=seen, other=0.0)
-    if DWEIGHT or DBIAS:
-        share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
+        w = pack(tl.load(weight + column_offsets(columns, weight_d, VECTOR), mask=seen, other=0.0))
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
-    KINDS: tl.constexpr = 2 if CENTRED else 1
+    words += 1
     if AHEAD:
-        next_h, next_g = _two_parts(
-            h, g, tl.cast(group, tl.int64), count, columns, seen, size_1, size_2,
-            h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, "",
+        next_h, next_g, next_centre, next_scale = _two_parts(
+            h, g, mean, rstd, tl.cast(group, tl.int64), count, columns, seen, size_1, size_2,
+            h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, EVEN, "",
         )  # fmt: skip
-    for number in range(group, count, groups):
+        # Zeros: what starts as the value that it gets in the first turn is not carried.
+        own_h, own_g, centre, scale = tl.zeros_like(next_h), tl.zeros_like(next_g), 0.0, 0.0
+    for number in range(group - groups, count, groups):
         row = tl.cast(number, tl.int64)
-        if not AHEAD:
-            next_h, next_g = _two_parts(
-                h, g, row, count, columns, seen, size_1, size_2,
-                h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, "evict_last",
-            )  # fmt: skip
-        scale = tl.load(rstd + row)
-        centre = 0.0
-        if CENTRED:
-            centre = tl.load(mean + row)
-        xhat = tl.where(seen, (next_h.to(tl.float32) - centre) * scale, 0.0)
-        a = next_g.to(tl.float32)
-        if AHEAD and DWEIGHT:
-            dweight += a * xhat
-        if AHEAD and DBIAS:
-            dbias += a
-        earlier = seen & (number != group)
-        if DBIAS and not AHEAD:
-            before = tl.load(share + DWEIGHT * width, mask=earlier, other=0.0)
-            tl.store(share + DWEIGHT * width, before + a, mask=seen)
-        if weight is not None:
-            if not AHEAD:
-                w = tl.load(weight, mask=seen, other=0.0, eviction_policy="evict_last")
-            a = a * w.to(tl.float32)
-        of_row = words + 1 + row * (parts * KINDS)
-        post(of_row + part, tl.sum(a * xhat, 0))
-        if CENTRED:
-            post(of_row + (part + parts), tl.sum(a, 0))
+        after = row + groups
         if AHEAD:
-            next_h, next_g = _two_parts(
-                h, g, row + groups, count, columns, seen, size_1, size_2,
-                h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, "",
+            seen_h, seen_g, seen_centre, seen_scale = next_h, next_g, next_centre, next_scale
+            next_h, next_g, next_centre, next_scale = _two_parts(
+                h, g, mean, rstd, after + groups, count, columns, seen, size_1, size_2,
+                h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, EVEN, "",
             )  # fmt: skip
-        numbers = collect(of_row, parts, PARTS, KINDS)
-        if not AHEAD:
-            next_h, next_g = _two_parts(
-                h, g, row, count, columns, seen, size_1, size_2,
-                h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, "evict_first",
+        else:
+            seen_h, seen_g, seen_centre, seen_scale = _two_parts(
+                h, g, mean, rstd, after, count, columns, seen, size_1, size_2,
+                h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, EVEN, "evict_last",
             )  # fmt: skip
-            xhat = (next_h.to(tl.float32) - centre) * scale
-            a = next_g.to(tl.float32)
-            if DWEIGHT:
-                before = tl.load(share, mask=earlier, other=0.0)
-                tl.store(share, before + a * xhat, mask=seen)
-            if weight is not None:
-                a = a * tl.load(weight, mask=seen, other=0.0).to(tl.float32)
-
-        y = a - xhat * (tl.sum(kind_of(numbers, 0), 0) / width)
+        xhat = _distance(seen_h, seen_centre, seen_scale, seen, CENTRED, EVEN, KIND)
+        a = unpack(seen_g, KIND)
+        if DWEIGHT:
+            dweight += a * xhat
+        if DBIAS:
+            dbias += a
+        if weight is not None:
+            a = a * unpack(hold(w), weight.dtype.element_ty)
+        of_row = words + after * (parts * KINDS)
         if CENTRED:
-            y -= tl.sum(kind_of(numbers, 1), 0) / width
-        y = y * scale
-        if e is not None:
-            at = _part(e, row, columns, size_1, size_2, e_0, e_1, e_2, e_d, GROUPS, VECTOR)
-            y += tl.load(at, mask=seen, other=0.0).to(tl.float32)
-        at = _part(dh, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
-        tl.store(at, y.to(dh.dtype.element_ty), mask=seen)
-    if AHEAD and DWEIGHT:
+            c_1, c_2 = tl.reduce((a * xhat, a), 0, add_both)
+            post(of_row + (part + parts), c_2, after < count)
+        else:
+            c_1 = tl.sum(a * xhat, 0)
+        post(of_row + part, c_1, after < count)
+        if number >= 0:
+            numbers = collect(words + row * (parts * KINDS), parts, PARTS, KINDS)
+            if not AHEAD:
+                own_h, own_g, centre, scale = _two_parts(
+                    h, g, mean, rstd, row, count, columns, seen, size_1, size_2,
+                    h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, EVEN, "evict_first",
+                )  # fmt: skip
+            xhat = _distance(own_h, centre, scale, seen, CENTRED, EVEN, KIND)
+            y = unpack(own_g, KIND)
+            if weight is not None:
+                y = y * unpack(hold(w), weight.dtype.element_ty)
+            across = xhat * (tl.sum(kind_of(numbers, 0), 0) / width * scale)
+            if CENTRED:
+                across += tl.sum(kind_of(numbers, 1), 0) / width * scale
+            y = y * scale - across
+            if e is not None:
+                at = _part(e, row, columns, size_1, size_2, e_0, e_1, e_2, e_d, GROUPS, VECTOR)
+                y += tl.load(at, mask=seen, other=0.0).to(tl.float32)
+            at = _part(dh, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
+            tl.store(at, y.to(KIND), mask=None if EVEN else seen)
+        if AHEAD:
+            own_h, own_g, centre, scale = seen_h, seen_g, seen_centre, seen_scale
+    if DWEIGHT or DBIAS:
+        share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
+    if DWEIGHT:
         tl.store(share, dweight, mask=seen)
-    if AHEAD and DBIAS:
+    if DBIAS:
         tl.store(share + DWEIGHT * width, dbias, mask=seen)

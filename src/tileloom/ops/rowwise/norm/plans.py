@@ -9,7 +9,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, groups_of, parts_of
 from tileloom.ops.rowwise.norm import arguments
 from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
@@ -103,7 +103,7 @@ def forward_plan(
     if problem.rows.vector == 0:
         vectors = (_stride(weight), _stride(bias))
     if tile.block < problem.rows.width:
-        return Plan(choice, _split_forward(problem, tile, vectors, eps, saves))
+        return Plan(choice, _split_forward(problem, tile, vectors, eps, saves, target))
     return Plan(choice, _whole_forward(problem, tile, vectors, eps, saves))
 
 
@@ -164,13 +164,13 @@ def _words(problem: NormProblem, tile: Tile, like: Tensor) -> Tensor:
 
 def _split_forward(
     problem: NormProblem, tile: Tile, vectors: tuple[int | None, int | None], eps: float,
-    saves: bool,
+    saves: bool, target: Target,
 ) -> Callable[..., Results]:  # fmt: skip
     """Rows that programs share: one launch."""
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_fwd_split_kernel
 
-    programs, fixed = arguments.forward_split(problem, tile, vectors, eps)
-    launch = Launch(norm_fwd_split_kernel, programs, tile.num_warps, fixed)
+    programs, fixed = arguments.forward_split(problem, tile, vectors, eps, target.sms)
+    launch = Launch(norm_fwd_split_kernel, programs, tile.num_warps, fixed, tile.registers)
 
     def run(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
@@ -236,7 +236,12 @@ def backward_plan(
         tile = choice.config.backward
         assert tile is not None
         weight_d = _stride(weight) if problem.rows.vector == 0 else None
-        make = _split_backward if tile.block < problem.rows.width else _whole_backward
+        if tile.block < problem.rows.width:
+            make = _split_backward
+        elif tile.split and (problem.has_weight or problem.has_bias):
+            make = _few_backward
+        else:
+            make = _whole_backward
         plan = Plan(choice, make(problem, tile, weight_d, target))
     return _backward_plans.put(key, plan) if h.is_cuda else plan
 
@@ -257,20 +262,27 @@ def _reference_backward(problem: NormProblem) -> Callable[..., Results]:
     return run
 
 
+def _wanted(
+    problem: NormProblem, weight: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Allocate dweight and dbias as far as they are wanted."""
+    width = problem.rows.width
+    return (
+        weight.new_empty(width) if problem.has_weight and weight is not None else None,
+        bias.new_empty(width) if problem.has_bias and bias is not None else None,
+    )
+
+
 def _vectors(
     problem: NormProblem, programs: int, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Allocate the workspace of the shares, dweight and dbias, as far as they are wanted."""
-    width, wanted = problem.rows.width, problem.has_weight + problem.has_bias
+    kinds = problem.has_weight + problem.has_bias
     some = weight if weight is not None else bias
     partial = None
-    if some is not None and wanted:
-        partial = some.new_empty((programs, wanted, width), dtype=torch.float32)
-    return (
-        partial,
-        weight.new_empty(width) if problem.has_weight and weight is not None else None,
-        bias.new_empty(width) if problem.has_bias and bias is not None else None,
-    )
+    if some is not None and kinds:
+        partial = some.new_empty((programs, kinds, problem.rows.width), dtype=torch.float32)
+    return partial, *_wanted(problem, weight, bias)
 
 
 def _sum_shares(problem: NormProblem, programs: int) -> Launch:
@@ -278,6 +290,28 @@ def _sum_shares(problem: NormProblem, programs: int) -> Launch:
 
     count, fixed = arguments.vectors(problem, programs)
     return Launch(norm_vectors_kernel, count, 8, fixed)
+
+
+def _few_backward(
+    problem: NormProblem, tile: Tile, weight_d: int | None, target: Target
+) -> Callable[..., Results]:
+    """Few rows: one launch."""
+    from tileloom.ops.rowwise.norm.kernel_triton_bwd_few import norm_bwd_few_kernel
+
+    del target
+    programs, fixed = arguments.backward_few(problem, tile, weight_d)
+    launch = Launch(norm_bwd_few_kernel, programs, tile.num_warps, fixed)
+
+    def run(
+        grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
+        bias: Tensor | None, mean: Tensor | None, rstd: Tensor,
+    ) -> Results:  # fmt: skip
+        dh = torch.empty_like(h)
+        dweight, dbias = _wanted(problem, weight, bias)
+        launch(grad, stream_grad, h, weight, mean, rstd, dh, dweight, dbias)
+        return dh, dweight, dbias
+
+    return run
 
 
 def _whole_backward(
@@ -311,8 +345,8 @@ def _split_backward(
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
     programs, fixed = arguments.backward_split(problem, tile, weight_d, target.sms)
-    launch = Launch(norm_bwd_split_kernel, programs, tile.num_warps, fixed)
-    groups = arguments.groups_of(problem, tile, target.sms)
+    launch = Launch(norm_bwd_split_kernel, programs, tile.num_warps, fixed, tile.registers)
+    groups = groups_of(problem.rows, tile, target.sms)
     sum_shares = _sum_shares(problem, groups)
 
     def run(

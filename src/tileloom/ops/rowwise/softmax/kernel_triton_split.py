@@ -3,11 +3,12 @@
 Mathematics as in `kernel_triton.py`. Tile picture: program t (its ticket) takes the columns
 `p BLOCK .. (p + 1) BLOCK - 1` of row `t // parts`, with p = t % parts, and keeps them in registers:
 
-    row 0 | part 0 | part 1 | ... |     each part: its own m and l -> partials[row, p]; meet;
+    row 0 | part 0 | part 1 | ... |     each part: post its own m and l; collect those of all;
     row 1 | part 0 | part 1 | ... |     join them; y = exp(x - m) / l for its own columns
 
-Who waits for whom: every part of a row for all others of it, once, at `pieces_split.meet`. All read
-the partials in one order, so that all scale by the same number and every run gives the same bits.
+Who waits for whom: each part of a row for all others of it, once, at `pieces_split.collect`. All
+join what they collect in one order, so that all scale by the same number and every run gives the
+same bits.
 
 Bytes moved: x (or y and dy) once and y (or dx) once, whatever the length of the rows.
 
@@ -18,21 +19,22 @@ import triton
 import triton.language as tl
 
 from tileloom.ops.rowwise.pieces_softmax import join_lanes, load_block, store_block
-from tileloom.ops.rowwise.pieces_split import hold, meet, take_ticket
+from tileloom.ops.rowwise.pieces_split import collect, hold, kind_of, post, take_ticket
 from tileloom.ops.rowwise.pieces_triton import row_offsets
 from tileloom.ops.rowwise.softmax.kernel_triton import INT_ARGUMENTS_BACKWARD, INT_ARGUMENTS_FORWARD
 
 
 @triton.jit(do_not_specialize=(*INT_ARGUMENTS_FORWARD, "parts"))
 def softmax_fwd_split_kernel(
-    x, mask, y, counters, partials, count, width, size_1, size_2,
+    x, mask, y, words, count, width, size_1, size_2,
     x_0, x_1, x_2, x_d, y_0, y_1, y_2, y_d, mask_0, mask_1, mask_2, mask_d, parts,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """`words` is int32, all -1: the ticket, then `[rows, 2, parts]`: a part's maximum, its sum."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
-    ticket = take_ticket(counters)
+    ticket = take_ticket(words)
     row = (ticket // parts).to(tl.int64)
     part = ticket % parts
     start = part * BLOCK
@@ -45,19 +47,15 @@ def softmax_fwd_split_kernel(
         visible = load_block(mask, start, inside, seen, 0, mask_d, MASK_VECTOR)
         shown = tl.where(visible != 0, shown, float("-inf"))
     peak = tl.max(shown.to(tl.float32), 0)
+    words += 1 + row * (parts * 2)
+    post(words + part, peak, part >= 0)
     shown = hold(shown)
     z = shown.to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak)
-    total = tl.sum(tl.exp(z), 0)
-    partials += row * parts * 2
-    own = partials + part.to(tl.int64) * 2
-    tl.store(own, peak)
-    tl.store(own + 1, total)
-    meet(counters, row, parts)
+    post(words + (part + parts), tl.sum(tl.exp(z), 0), part >= 0)
+    numbers = collect(words, parts, PARTS, 2)
 
-    each = tl.arange(0, PARTS)
-    peaks = tl.load(partials + each * 2, mask=each < parts, other=float("-inf"))
-    totals = tl.load(partials + each * 2 + 1, mask=each < parts, other=0.0)
-    peak, total = join_lanes(peaks, totals)
+    peaks = tl.where(tl.arange(0, PARTS) < parts, kind_of(numbers, 0), float("-inf"))
+    peak, total = join_lanes(peaks, kind_of(numbers, 1))
     e = tl.exp(hold(shown).to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak))
     out = e * (1.0 / tl.where(total == 0.0, 1.0, total))
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
@@ -66,13 +64,14 @@ def softmax_fwd_split_kernel(
 
 @triton.jit(do_not_specialize=(*INT_ARGUMENTS_BACKWARD, "parts"))
 def softmax_bwd_split_kernel(
-    y, dy, dx, counters, partials, count, width, size_1, size_2,
+    y, dy, dx, words, count, width, size_1, size_2,
     y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d, dx_0, dx_1, dx_2, dx_d, parts,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """`words` is int32, all -1: the ticket, then `[rows, parts]`: a part's sum of y dy."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
-    ticket = take_ticket(counters)
+    ticket = take_ticket(words)
     row = (ticket // parts).to(tl.int64)
     part = ticket % parts
     start = part * BLOCK
@@ -82,12 +81,10 @@ def softmax_bwd_split_kernel(
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
     p = load_block(y, start, inside, seen, 0.0, y_d, VECTOR)
     g = load_block(dy, start, inside, seen, 0.0, dy_d, VECTOR)
-    partials += row * parts
-    tl.store(partials + part.to(tl.int64), tl.sum(p.to(tl.float32) * g.to(tl.float32), 0))
-    meet(counters, row, parts)
+    words += 1 + row * parts
+    post(words + part, tl.sum(p.to(tl.float32) * g.to(tl.float32), 0), part >= 0)
+    total = tl.sum(kind_of(collect(words, parts, PARTS, 1), 0), 0)
 
-    each = tl.arange(0, PARTS)
-    total = tl.sum(tl.load(partials + each, mask=each < parts, other=0.0), 0)
     out = hold(p).to(tl.float32) * (hold(g).to(tl.float32) - total)
     dx += row_offsets(row, size_1, size_2, dx_0, dx_1, dx_2, GROUPS, VECTOR)
     store_block(dx, start, inside, seen, out, dx_d, VECTOR)

@@ -10,7 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, plan_key
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, parts_of
+from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, padded, parts_of
 from tileloom.ops.rowwise.softmax.config import choose
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
@@ -92,31 +92,28 @@ class Step:
     Attributes:
         kernel: The kernel.
         programs: How many.
-        fixed: Its arguments after the tensors and, if it has one, the workspace.
-        counters: int32 entries of the workspace that are 0 at the launch; 0 for no workspace.
-        partials: float32 entries of the workspace.
+        fixed: Its arguments after the tensors and, if it has them, the words.
+        words: int32 entries, -1 at the launch, by which the programs of a row meet; 0 for none.
     """
 
     kernel: Any
     programs: int
     fixed: tuple[Any, ...]
-    counters: int = 0
-    partials: int = 0
+    words: int = 0
 
     def launch(self, tile: Tile) -> Callable[..., None]:
         """Make it ready to be launched on its tensors, on the current device."""
         go = Launch(self.kernel, self.programs, tile.num_warps, self.fixed)
-        if not self.counters:
+        if not self.words:
             return go
 
-        def launch_with_workspace(*tensors: torch.Tensor | None) -> None:
+        def launch_with_words(*tensors: torch.Tensor | None) -> None:
             like = tensors[-1]
             assert like is not None, "the result"
-            counters = torch.zeros(self.counters, dtype=torch.int32, device=like.device)
-            partials = torch.empty(self.partials, dtype=torch.float32, device=like.device)
-            go(*tensors, counters, partials)
+            words = torch.full((self.words,), -1, dtype=torch.int32, device=like.device)
+            go(*tensors, words)
 
-        return launch_with_workspace
+        return launch_with_words
 
 
 def forward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
@@ -166,8 +163,8 @@ def _step(
     if not tile.split:
         return Step(walked, rows.count, (*fixed, *form, tile.block))
     parts = parts_of(rows.width, tile)
-    fixed = (*fixed, parts, *form, 1 << (parts - 1).bit_length(), tile.block)
-    return Step(split, rows.count * parts, fixed, rows.count + 1, rows.count * parts * results)
+    fixed = (*fixed, parts, *form, padded(parts), tile.block)
+    return Step(split, rows.count * parts, fixed, 1 + rows.count * parts * results)
 
 
 def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
