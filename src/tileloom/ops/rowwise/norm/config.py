@@ -60,7 +60,7 @@ def _backward(problem: NormProblem, target: Target) -> Tile:
     if width > (_WHOLE_BACKWARD_CENTRED if problem.is_centred else _WHOLE_BACKWARD):
         tile = Tile(4096, 1, 4, 2, 2) if is_half else Tile(2048, 1, 8, 2, 2)
         tile = _shared(problem, target, tile)
-        return tile if tile.block < 16384 else replace(tile, num_warps=32, stages=1)
+        return tile if tile.block < 16384 else replace(tile, stages=1)
     if problem.rows.count <= _FEW:
         return Tile(width, 1, max(4, width // 512), split=True)
     if width == 16384:
@@ -81,10 +81,12 @@ def _backward(problem: NormProblem, target: Target) -> Tile:
 def rule(problem: NormProblem, target: Target) -> TritonConfig:
     """Give the tiles for a problem: whole rows in registers while they fit, else shared rows.
 
-    Measured on an H100 on 2026-11-28 (Triton 3.6.0, 256 MiB a tensor), as a share of the bandwidth
-    of a copy. Whole rows: forward 0.98 to 1.00, backward 0.91 to 0.97. Shared rows, with posted
-    words, on an H200 of 1.4 times the bandwidth: forward 0.69 to 0.80 (bf16) and 0.80 to 0.92
-    (fp32), backward 0.49 (layer) and 0.65 (rms, bf16), 0.81 (fp32), 0.17 to 0.42 for 2^20.
+    Measured on an H200 on 2026-11-28 (Triton 3.6.0, bfloat16, 2^26 elements), as a share of the
+    bandwidth of a copy, 4.2 TB/s. Whole rows, rms norm: forward 0.94 (4096), 0.94 (8192), 0.95
+    (16384), 0.88 (32768); backward 0.93 (4096), 0.91 (5120), 0.87 (16384). Layer norm: forward 0.93
+    (4096), 0.89 (16384); backward 0.90 (4096), 0.83 (5120), 0.89 (8192). Shared rows of 131072:
+    forward 0.81 (rms), 0.66 (layer), backward 0.68 and 0.50, of layer norm of 16384 0.56; of 2^20:
+    0.60 forward, 0.41 and 0.19 backward. An H100 has 0.71 of that bandwidth: its shares are higher.
     """
     return TritonConfig(_forward(problem, target), _backward(problem, target))
 
