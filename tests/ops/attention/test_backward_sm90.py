@@ -41,8 +41,20 @@ def _played(inputs, config, level, schedule, seed):
     assert [r.text() for r in run.reports if r.severity != "info"] == []
 
 
-@pytest.mark.parametrize("level", ["ttgir", "machine"])
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def _is_long(spec, level):
+    c = spec.constexprs
+    return level == "machine" and (c["BIAS"] or c["MASK"] or c["DROPOUT"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "level"),
+    [
+        pytest.param(spec, level, marks=[pytest.mark.full] if _is_long(spec, level) else [])
+        for spec in SPECS
+        for level in ("ttgir", "machine")
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_every_shipped_form(spec, level):
     call, config = call_of(spec)
     own = modes_of(call.inputs(), config).constants()
