@@ -18,9 +18,8 @@ the keys behind a length or a diagonal are never loaded. The leftmost block may 
 TMA fills those rows with zeros. Only a left window bound can leave hidden keys in a tile, in the
 leftmost block; those rows of V are cleared in shared memory (`clear_hidden`).
 
-Packed sequences: tiles are laid from the right end of each sequence as well; the first row may be
-negative, where TMA loads zeros (`pieces_packed.py`) and O leaves from registers. The producer finds
-the tiles that have rows, and mails the first one too.
+Packed sequences (`pieces_packed.py`): tiles are laid from each sequence's right end as well. Before
+row 0 TMA loads zeros, and O leaves from registers. All tiles are mailed, with their sequences.
 
 Bias and bool mask (`pieces_scores_sm90.py`): one of the two rides through shared memory beside K
 and V, or each thread loads what it needs. Such tiles may go round twice, so that all of them are
@@ -72,6 +71,7 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     live_tile,
     mail_tile,
     next_tile,
+    opened,
     range_of,
     row_sum,
     rows_of_tile,
@@ -117,8 +117,10 @@ def _producer(
         gl.program_id(0), counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
         HAS_RIGHT, PACKED,
     )  # fmt: skip
+    sequence = None
     if PACKED:
         mail_tile(tile, 0, mail, mail_full, mail_empty)
+        tile, sequence = opened(tile)
     count = 0  # tiles done
     item = 0  # blocks loaded into the ring
     if HIDES:
@@ -130,15 +132,16 @@ def _producer(
         if HIDES:  # -1 - tile: the tile goes round for the second time
             place = gl.maximum(tile, -1 - tile)
         batch, head, row, batch_q, batch_k, rows, keys, _ = rows_of_tile(
-            place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
-        )
+            place, sequence, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+            HAS_RIGHT, PACKED,
+        )  # fmt: skip
         kv_head = head // group
         start, end, _, _ = range_of(
             lengths_ptr, batch, row, rows, keys, left_top, right_top, left_bottom, right_bottom,
             BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         if not HIDES:
-            fresh = tile + gl.num_programs(0)
+            fresh = (tile + gl.num_programs(0)).to(gl.int64 if PACKED else gl.int32)
         elif tile >= 0:
             fresh = tile + gl.num_programs(0)
         blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
@@ -184,6 +187,8 @@ def _producer(
                 tile, suspect, fresh, tiles * heads, count, verdict, judged, CONSUMERS
             )
             mail_tile(tile, count, mail, mail_full, mail_empty)
+        elif PACKED:
+            tile, sequence = opened(fresh)
         else:
             tile = fresh
         count += 1
@@ -219,8 +224,9 @@ def _consumer(
     if WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
     tile = gl.program_id(0)
+    sequence = None
     if PACKED:
-        tile = next_tile(tile, 0, mail, mail_full, mail_empty, DYNAMIC)
+        tile, sequence = opened(next_tile(tile, 0, mail, mail_full, mail_empty, DYNAMIC))
     count = 0
     base = 0  # item of this tile's first K
     while tile < tiles * heads:
@@ -228,8 +234,9 @@ def _consumer(
         if HIDES:
             place = gl.maximum(tile, -1 - tile)
         batch, head, tile_row, batch_q, _, rows, keys, line = rows_of_tile(
-            place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT, PACKED
-        )
+            place, sequence, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+            HAS_RIGHT, PACKED,
+        )  # fmt: skip
         start, end, lo, hi = range_of(
             lengths_ptr, batch, tile_row, rows, keys, left_top, right_top, left_bottom,
             right_bottom, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
@@ -367,6 +374,8 @@ def _consumer(
         else:
             store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
         tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC or HIDES)
+        if PACKED:
+            tile, sequence = opened(tile)
         count += 1
     if WG == 0:
         turn_begin(WG)  # nobody is left waiting for the last turn that was passed on
@@ -412,7 +421,8 @@ def attention_fwd_kernel(
     THREADS: gl.constexpr = 128 * CONSUMERS
     q_smem = gl.allocate_shared_memory(dtype, [Q_BUFFERS * CONSUMERS, 1, 1, 64, D], q_desc.layout)
     ring = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
-    mail = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    MAIL: gl.constexpr = gl.int64 if PACKED else gl.int32
+    mail = gl.allocate_shared_memory(MAIL, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full = gl.allocate_shared_memory(gl.int64, [Q_BUFFERS * CONSUMERS, 1], bars)
     q_empty = gl.allocate_shared_memory(gl.int64, [Q_BUFFERS * CONSUMERS, 1], bars)
     ring_full = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], bars)

@@ -44,10 +44,12 @@ def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, HAS_RIG
 
 @gluon.jit
 def rows_of_tile(
-    tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
+    tile, sequence, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
     HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """What `tile_of` gives, and of packed sequences (`pieces_packed.py`) their places and lengths.
+
+    Their `sequence` is searched for where it is None.
 
     Returns batch (the sequence), head and first row, which may be negative; the batch's index in
     descriptors of queries and of keys; its lengths, that of queries -1 for a tile without rows; and
@@ -61,7 +63,10 @@ def rows_of_tile(
         size = gl.minimum(section, heads - first)
         number = within // size
         head = first + within - number * size
-        sequence, start = sequence_of(number, cu_q, sequences, BLOCK_M)
+        if sequence is None:
+            sequence, start = sequence_of(number, cu_q, sequences, BLOCK_M)
+        else:
+            start = gl.load(cu_q + sequence) // BLOCK_M + sequence.to(gl.int32)
         first_q, rows = rows_of(cu_q, sequence, total_q, len_q)
         first_k, keys = rows_of(cu_k, sequence, total_k, len_k)
         row = rows - (gl.maximum(number - start, 0) + 1) * BLOCK_M
@@ -78,20 +83,32 @@ def live_tile(
     tile, counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
     HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
-    """The first tile with rows, of this one and those that are drawn after it, or none."""
+    """The first tile with rows, of this one and those that are drawn after it, or none.
+
+    Of packed sequences with the sequence in the upper 32 bits.
+    """
     if PACKED:
+        sequence = gl.to_tensor(0)
         is_dead = gl.to_tensor(1)
         while is_dead != 0:
             is_dead = gl.to_tensor(0)
             if tile < tiles * heads:
-                _, _, _, _, _, rows, _, _ = rows_of_tile(
-                    tile, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT,
-                    PACKED,
+                sequence, _, _, _, _, rows, _, _ = rows_of_tile(
+                    tile, None, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+                    HAS_RIGHT, PACKED,
                 )  # fmt: skip
                 if rows < 0:
                     is_dead = gl.to_tensor(1)
                     tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-    return tile
+        return tile.to(gl.int64) | (sequence.to(gl.int64) << 32)
+    else:
+        return tile
+
+
+@gluon.jit
+def opened(letter):
+    """Tile and sequence of what `live_tile` gives for packed sequences."""
+    return (letter & 0xFFFFFFFF).to(gl.int32), letter >> 32
 
 
 @gluon.jit
@@ -198,7 +215,7 @@ def mail_tile(tile, count, mail, mail_full, mail_empty):
     """Mail the number of the next tile to the consumers; the producer's side."""
     slot = count & 1
     mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
-    mail.index(slot).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    mail.index(slot).store(gl.full([1], tile, mail.dtype, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(mail_full.index(slot), count=1)
 
 
