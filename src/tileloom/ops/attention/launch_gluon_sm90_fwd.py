@@ -133,10 +133,12 @@ def _scores(
     bias_mode, bias_vector, bias_strides = scores_arguments(bias, full)
     mask_mode, mask_vector, mask_strides = scores_arguments(bits, full)
     riding = None
-    if config.ride_stages and bias is not None and can_ride(bias, bias_mode, bias_vector):
-        riding, bias_mode = bias, 3
-    elif config.ride_stages and bits is not None and can_ride(bits, mask_mode, mask_vector):
-        riding, mask_mode = bits, 3
+    for tensor, mode, vector in ((bias, bias_mode, bias_vector), (bits, mask_mode, mask_vector)):
+        if riding is None and config.ride_stages and tensor is not None:
+            is_fit = can_ride(tensor, mode, vector) and begins_aligned(problem, tensor.itemsize)
+            riding = tensor if is_fit else None
+    bias_mode = 3 if riding is not None and riding is bias else bias_mode
+    mask_mode = 3 if riding is not None and riding is bits else mask_mode
     modes = {
         "BIAS_MODE": bias_mode,
         "BIAS_VECTOR": bias_vector,
@@ -158,6 +160,22 @@ def can_ride(tensor: torch.Tensor, mode: int, vector: int) -> bool:
         return False
     is_far = any(stride * tensor.itemsize >= 2**40 for stride in tensor.stride())
     return tensor.data_ptr() % 16 == 0 and not is_far
+
+
+def begins_aligned(problem: AttentionProblem, itemsize: int) -> bool:
+    """Whether every block of keys begins at a multiple of 16 bytes in a row of scores.
+
+    The TMA unit begins nowhere else (an illegal instruction on an H100), and blocks are laid from
+    the right end of what a tile sees: `range_of`.
+    """
+    if problem.has_key_lengths:
+        return False
+    ends = [problem.len_k]
+    if problem.band.has_right:
+        _, right_top, _, right_bottom = problem.band.clamped(problem.len_q, problem.len_k)
+        hi = min(right_top, right_bottom + problem.len_k - problem.len_q)
+        ends += [hi, problem.len_q + hi]
+    return all(end * itemsize % 16 == 0 for end in ends)
 
 
 def _ride(
