@@ -235,6 +235,12 @@ FLAGGED = _bugs(
      "            signal(flags + tile)\n            gl.store(tile_ptr + tile * 512 + at, (at + tile).to(gl.float32))\n", "race", "tile"),
 )  # fmt: skip
 
+SPLIT_ROWS = _bugs(
+    "split_rows",
+    ("threads-have-not-met", "    thread_barrier()\n", "", "race", "gl.load(parts_ptr"),
+    ("relaxed-ticket", 'sem="acq_rel"', 'sem="relaxed"', "race", "gl.load(parts_ptr"),
+)  # fmt: skip
+
 REDUCED = _bugs(
     "reduced_tiles",
     ("no-fence", "        fence_async_shared()\n", "", "proxy", "reduce_add(sum_desc"),
@@ -351,6 +357,7 @@ BUGS = [
     *EXCHANGE,
     *CHAIN,
     *SPLIT,
+    *SPLIT_ROWS,
     *READERS,
     *SUMS,
     *FLAGGED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,29 +25,46 @@ COMMAND = "python -m tests.emulator.mutation_page"
 
 @dataclass(frozen=True)
 class Subject:
-    """Kernels, the file that runs them, and the mutants that nobody need notice.
+    """Kernels, the files that run them, and the mutants that nobody need notice.
 
     Attributes:
         title: Heading of its table.
-        driver: What `tileloom check` runs.
-        kernels: What is damaged.
+        drivers: What `tileloom check` runs, one after the other until one notices.
+        kernels: What is damaged; every driver imports all of them.
         sms: Multiprocessors of the emulated card.
         harmless: (statement, mutation) -> why nobody need notice.
     """
 
     title: str
-    driver: Path
+    drivers: tuple[Path, ...]
     kernels: tuple[Path, ...]
     sms: int
     harmless: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
-    def judge(self) -> Judge:
+    def judges(self) -> list[Judge]:
         """Return who judges its mutants."""
         ways = settings(SCHEDULES, SEEDS, LEVELS, sms=self.sms)
-        return Judge(self.driver, ways, self.kernels)
+        return [Judge(driver, ways, self.kernels) for driver in self.drivers]
+
+    def mutants(self) -> list[tuple[Path, Mutant]]:
+        """Return its mutants, each with the file that it was made from."""
+        found = self.judges()[0].mutants()
+        return [(path, mutant) for path, some in found.items() for mutant in some]
+
+    def verdicts(self, mutants: list[tuple[Path, Mutant]], jobs: int) -> Iterator[Verdict]:
+        """Judge mutants; what one driver does not notice the next one tries."""
+        for judge in self.judges():
+            left: list[tuple[Path, Mutant]] = []
+            for verdict in judge.verdicts(mutants, jobs=jobs):
+                if verdict.outcome == "unnoticed":
+                    left.append((verdict.path, verdict.mutant))
+                yield verdict
+            mutants = left
 
 
-_ATTENTION = ROOT / "src" / "tileloom" / "ops" / "attention"
+_SOURCE = ROOT / "src" / "tileloom"
+_ATTENTION, _GEMM = _SOURCE / "ops" / "attention", _SOURCE / "ops" / "gemm"
+_ATTENTION_TESTS = ROOT / "tests" / "ops" / "attention"
 _ALONE = (
     "nothing else is in flight there: it names the product for the compiler and waits for nothing"
 )
@@ -55,13 +72,13 @@ _TURN = "turns order the issue of wgmmas for speed; nothing is handed over by th
 SUBJECTS = (
     Subject(
         "Attention forward on Hopper",
-        ROOT / "tests" / "ops" / "attention" / "emulated.py",
+        (_ATTENTION_TESTS / "emulated.py", _ATTENTION_TESTS / "varlen" / "emulated.py"),
         (
             _ATTENTION / "kernel_gluon_sm90_fwd.py",
             _ATTENTION / "pieces_gluon_sm90.py",
-            _ATTENTION / "pieces_scores_sm90.py",
             _ATTENTION / "pieces_step_sm90.py",
-            ROOT / "src" / "tileloom" / "device" / "barriers.py",
+            _ATTENTION / "pieces_scores_sm90.py",
+            _SOURCE / "device" / "barriers.py",
         ),
         sms=2,
         harmless={
@@ -81,7 +98,7 @@ SUBJECTS = (
     ),
     Subject(
         "Attention backward on Hopper",
-        ROOT / "tests" / "ops" / "attention" / "emulated_backward.py",
+        (_ATTENTION_TESTS / "emulated_backward.py", _ATTENTION_TESTS / "varlen" / "emulated.py"),
         (
             _ATTENTION / "kernel_gluon_sm90_bwd.py",
             _ATTENTION / "kernel_gluon_sm90_bwd_wide.py",
@@ -103,6 +120,22 @@ SUBJECTS = (
                 "warpgroup_mma_wait leaves one more in flight",
             ): "it frees registers; the wait after the next S is issued covers dV and dK as well",
         },
+    ),
+    Subject(
+        "Matrix product on Hopper",
+        (ROOT / "tests" / "ops" / "gemm" / "emulated.py",),
+        (
+            _GEMM / "kernel_gluon_sm90.py",
+            _GEMM / "pieces_gluon_sm90.py",
+            _SOURCE / "scheduling" / "device.py",
+        ),
+        sms=2,
+    ),
+    Subject(
+        "Flags in global memory",
+        (ROOT / "tests" / "device" / "emulated.py",),
+        (_SOURCE / "device" / "memory.py",),
+        sms=2,
     ),
 )
 
@@ -150,12 +183,7 @@ def noticed(subject: Subject, verdict: Verdict) -> str:
 
 def current() -> list[Row]:
     """Return the rows that the kernels have now, not yet judged."""
-    return [
-        Row.of(path, mutant)
-        for subject in SUBJECTS
-        for path, found in subject.judge().mutants().items()
-        for mutant in found
-    ]
+    return [Row.of(path, mutant) for subject in SUBJECTS for path, mutant in subject.mutants()]
 
 
 def keyed(rows: Iterable[Row]) -> dict[tuple[str, str, str, int], str]:
@@ -183,11 +211,10 @@ def judged(
         return [replace(r, noticed=known.get(key, "")) for r, key in zip(now, keyed(now))]
 
     for subject in SUBJECTS:
-        judge = subject.judge()
-        found = [(path, mutant) for path, some in judge.mutants().items() for mutant in some]
+        found = subject.mutants()
         keys = dict(zip(found, keyed(Row.of(path, mutant) for path, mutant in found)))
         unknown = [item for item in found if keys[item] not in known]
-        for verdict in judge.verdicts(unknown, jobs=jobs):
+        for verdict in subject.verdicts(unknown, jobs):
             text = known[keys[verdict.path, verdict.mutant]] = noticed(subject, verdict)
             print(Row.of(verdict.path, verdict.mutant, text).text(), file=sys.stderr, flush=True)
             save(rows())
@@ -214,9 +241,9 @@ def page(rows: list[Row]) -> str:
     counts = f"{len(rows)} mutants; {seen} noticed, {harmless} harmless"
     out = [_INTRODUCTION, f"{counts}, each for the reason given."]
     for subject in SUBJECTS:
-        driver = subject.driver.relative_to(ROOT).as_posix()
+        drivers = " and ".join(f"`{d.relative_to(ROOT).as_posix()}`" for d in subject.drivers)
         out += ["", f"## {subject.title}", ""]
-        out += [f"Run by `{driver}`, with {subject.sms} multiprocessors."]
+        out += [f"Run by {drivers}, with {subject.sms} multiprocessors."]
         for path in subject.kernels:
             file = path.relative_to(ROOT).as_posix()
             out += ["", f"### {file}", "", _HEAD]

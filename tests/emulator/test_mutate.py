@@ -91,6 +91,36 @@ def test_helpers_that_only_synchronise_count_where_they_are_called():
     assert "    hand_on(bar)  # größer: columns count bytes\n    y = x.load()\n" in found[0].text
 
 
+PTX = '''
+@gluon.constexpr_function
+def text_of(test):
+    return f"""
+ld.acquire.sys.global.b32 v, [$1]; {test} größer
+fence.proxy.async.global; mov.b32 $0, v;
+"""
+
+@gluon.jit
+def kernel(flag):
+    """Says fence.proxy.async; and means it."""
+    gl.inline_asm_elementwise(text_of("no"), "=r,l", [flag], gl.int32, False, 1)
+
+def not_of_a_kernel():
+    return "st.release.sys.global.b32 [$1], $2;"
+'''
+
+
+def test_ptx_is_damaged_where_its_text_stands():
+    found = mutants(PTX)
+    assert [(m.line, m.change, m.function) for m in found] == [
+        (5, "ld.acquire made relaxed", "text_of"),
+        (6, "removed fence.proxy.async.global", "text_of"),
+    ]  # fmt: skip
+    assert found[0].source == "ld.acquire.sys.global.b32 v, [$1]; {test} größer"
+    assert found[0].text == PTX.replace("ld.acquire", "ld.relaxed")
+    assert found[1].text == PTX.replace("fence.proxy.async.global;", "")
+    assert functions_of("kernel", [PTX]) == {"kernel", "text_of"}
+
+
 @pytest.mark.parametrize("case", ["shared_exchange", "flag_chain", "split_sum"])
 def test_every_mutant_of_a_case_is_reported(case):
     verdicts = list(Judge(CASE / f"{case}.py", WAYS).verdicts())

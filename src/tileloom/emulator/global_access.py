@@ -8,7 +8,7 @@ import numpy as np
 
 from tileloom.emulator import dtypes
 from tileloom.emulator.cluster import Spread
-from tileloom.emulator.global_edges import acquire, forget, release
+from tileloom.emulator.global_edges import acquire, forget, release, spread_store
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
 from tileloom.emulator.memory import SPACING, Storage
@@ -137,6 +137,8 @@ def write(
         where.shape
     )
     launch = partition.cta.launch
+    if where.ndim and not atomic:
+        spread_store(partition)
     for one in partition.team:
         if spread is None or spread.leads[one.rank] == one.rank:
             select = selector(storage, _lanes_of(one, index, mask, spread), size)
@@ -241,7 +243,8 @@ def atomic(
     words = storage.words(size)
     before = words[flat].copy()
     out = apply_lanes(words, flat, new, operation, elem, compare, where, lanes)
-    release(partition, storage, select, order, scope, modify=True)
+    alone = where.ndim == 0 and launch.program.is_gluon and launch.program.level == "ttgir"
+    release(partition, storage, select, order, scope, modify=True, alone=alone)
     for one in partition.team[1:]:
         one.learn(partition.clock, partition.fence)
     if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):

@@ -48,9 +48,17 @@ def acquire(partition: Partition, storage: Storage, select: Any, order: str, sco
             del partition.observed[:-_OBSERVED]
 
 
+def spread_store(partition: Partition) -> None:
+    """Note that many threads of a partition have stored; see `release`."""
+    if partition.unmet is None and partition.warps > 1:
+        partition.unmet = partition.clock[partition.key]
+        partition.clock[partition.key] += 1
+
+
 def release(
-    partition: Partition, storage: Storage, select: Any, order: str, scope: str, *, modify: bool
-) -> None:
+    partition: Partition, storage: Storage, select: Any, order: str, scope: str, *, modify: bool,
+    alone: bool = False,
+) -> None:  # fmt: skip
     """Leave at some elements what the partition knows, if the order releases.
 
     Args:
@@ -60,6 +68,8 @@ def release(
         order: Memory order. A relaxed write releases what an earlier fence knew.
         scope: Memory scope; ``cta`` makes no edge to other programs.
         modify: Whether this is a read-modify-write, which continues earlier releases.
+        alone: Whether one thread does it: it does not speak for what the others have stored since
+            they last met at a barrier.
     """
     shadow = shadow_of(storage)
     releases = partition.cta.launch.releases
@@ -67,6 +77,8 @@ def release(
     if order in _RELEASES and scope != "cta":
         partition.clock[partition.key] += 1
         mine = (dict(partition.clock), dict(partition.fence))
+        if alone and partition.unmet is not None:
+            mine[0][partition.key] = partition.unmet
     if mine is None:
         if not modify:
             forget(storage, select)

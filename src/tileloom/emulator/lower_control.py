@@ -263,5 +263,9 @@ def _warp_specialize(op: Op, program: Program) -> Run:
         attrs=["addrSpace"],
         words=r"local|global_read|global_write|tensor_read|tensor_write|all|none|\|")  # fmt: skip
 def _barrier(op: Op, program: Program) -> Run:
-    # Threads of one partition meet: inside a partition the emulator has one logical thread.
-    return lambda f: None
+    # Threads of one partition meet: inside a partition the emulator has one logical thread, which
+    # only remembers whether they have met since they stored to global memory.
+    def run(f: Frame) -> None:
+        f[0].unmet = None
+
+    return run

@@ -118,6 +118,7 @@ class Partition:
         self.finished = False
         self.here: Loc | None = None
         self.release_fence: tuple[Clock, Clock] | None = None
+        self.unmet: int | None = None  # own time of the first store since its threads last met
         self.observed: list[tuple[Clock, Clock]] = []
         self.looks = 0
         self.looked_at: dict[int, int] = {}

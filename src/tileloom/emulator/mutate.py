@@ -3,7 +3,8 @@
 A mutant removes or weakens one statement of a jitted function: a wait, an arrive, an expect, a
 fence, a count, a phase, a memory order; or lets a release stand before what it releases. A
 function of the source that does nothing but synchronise counts as a statement of its own where it
-is called. `judge` tells who notices.
+is called. PTX is damaged where its text stands, in a jitted function or a `constexpr_function`.
+`judge` tells who notices.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _WEAKER = {"store_wait", "warpgroup_mma_wait", "wait_group"}
 # What a release may release: an access before it, or a wait for one.
 _RELEASED = _WAITS | {"load", "store", "warpgroup_mma", "gather", "scatter"}
 _HARMLESS = re.compile(r"#\s*tileloom:\s*harmless\((.+)\)\s*$")
-_ORDERS = [
-    (re.compile(r"\bld\.acquire\b"), "ld.relaxed"),
-    (re.compile(r"\bst\.release\b"), "st.relaxed"),
-    (re.compile(r"\b(red|atom)\.(acq_rel|acquire|release)\b"), r"\1.relaxed"),
+# What is weakened in PTX: how, and what that is called.
+_PTX = [
+    (re.compile(r"\bld\.acquire\b"), "ld.relaxed", "{} made relaxed"),
+    (re.compile(r"\bst\.release\b"), "st.relaxed", "{} made relaxed"),
+    (re.compile(r"\b(red|atom)\.(acq_rel|acquire|release)\b"), r"\1.relaxed", "{} made relaxed"),
+    (re.compile(r"\bfence\.proxy\.async\b[^;]*;"), "", "removed {}"),
 ]
 
 
@@ -54,11 +57,20 @@ class Mutant:
     harmless: str | None = None
 
 
-def _is_kernel(node: ast.AST) -> bool:
+def _decorators(node: ast.AST) -> set[str]:
     if not isinstance(node, ast.FunctionDef):
-        return False
+        return set()
     names = [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list]
-    return any(name.split(".")[-1] == "jit" for name in names)
+    return {name.split(".")[-1] for name in names}
+
+
+def _is_kernel(node: ast.AST) -> bool:
+    return "jit" in _decorators(node)
+
+
+def _is_of_a_kernel(node: ast.AST) -> bool:
+    """Whether a node is a kernel or computes what one is made of, its PTX."""
+    return bool({"jit", "constexpr_function"} & _decorators(node))
 
 
 def _called(node: ast.AST) -> str:
@@ -119,7 +131,7 @@ def functions_of(kernel: str, texts: Iterable[str]) -> frozenset[str]:
     names: dict[str, set[str]] = {}
     for text in texts:
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and _is_kernel(node):
+            if isinstance(node, ast.FunctionDef) and _is_of_a_kernel(node):
                 words = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
                 words |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
                 names.setdefault(node.name, set()).update(words)
@@ -175,6 +187,15 @@ class _Source:
             node.lineno, (data[:start] + new.encode() + data[end:]).decode(), change
         )
 
+    def within(self, node: ast.expr, span: tuple[int, int], new: str, change: str) -> Mutant:
+        """Return the mutant in which a part of a node's source is replaced."""
+        segment = self.segment(node)
+        start = self._span(node)[0] + len(segment[: span[0]].encode())
+        data = self.text.encode()
+        text = data[:start] + new.encode() + data[start + len(segment[slice(*span)].encode()) :]
+        line = node.lineno + segment.count("\n", 0, span[0])
+        return self._mutant(line, text.decode(), change)
+
     def swapped(self, first: ast.stmt, second: ast.stmt, change: str) -> Mutant:
         """Return the mutant in which two neighbours have changed places."""
         (a, b), (c, d) = self._span(first), self._span(second)
@@ -208,6 +229,9 @@ def mutants(text: str, helpers: Helpers | None = None) -> list[Mutant]:
         if isinstance(node, ast.FunctionDef) and _is_kernel(node):
             source.function = node.name
             found += _of_function(source, node)
+        if isinstance(node, ast.FunctionDef) and _is_of_a_kernel(node):
+            source.function = node.name
+            found += _of_strings(source, node)
     unique = {(m.line, m.change, m.text): m for m in found if _compiles(m.text)}
     return sorted(unique.values(), key=lambda m: (m.line, m.change))
 
@@ -226,8 +250,6 @@ def _of_function(source: _Source, function: ast.FunctionDef) -> Iterator[Mutant]
             yield source.mutant(node, "pass", f"removed {_called(node.value)}")
         if isinstance(node, ast.Call):
             yield from _of_call(source, node)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield from _of_string(source, node)
         for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
             if isinstance(body, list):
                 yield from _of_body(source, body)
@@ -247,13 +269,16 @@ def _of_body(source: _Source, body: list[ast.stmt]) -> Iterator[Mutant]:
             yield source.swapped(before, node, change)
 
 
-def _of_string(source: _Source, node: ast.Constant) -> Iterator[Mutant]:
-    original = source.segment(node)
-    for pattern, weaker in _ORDERS:
-        match = pattern.search(original)
-        if match:
-            change = f"{match.group(0)} made relaxed"
-            yield source.mutant(node, pattern.sub(weaker, original, count=1), change)
+def _of_strings(source: _Source, function: ast.FunctionDef) -> Iterator[Mutant]:
+    """Weaken what the PTX of a function says; a string that is a statement only documents."""
+    said = {id(node.value) for node in ast.walk(function) if isinstance(node, ast.Expr)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            for pattern, weaker, change in _PTX:
+                for match in pattern.finditer(source.segment(node)):
+                    new = match.expand(weaker)
+                    named = change.format(match.group(0).rstrip(";"))
+                    yield source.within(node, match.span(), new, named)
 
 
 def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:

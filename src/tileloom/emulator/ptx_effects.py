@@ -158,6 +158,7 @@ def meet(partition: Partition, verb: str, ident: int, count: int, loc: Loc) -> W
     mine = named.arrive(partition, count, loc, what)
     if verb == "arrive":
         return None
+    partition.unmet = None
     if named.round > mine:
         named.acquire(partition)
         return None

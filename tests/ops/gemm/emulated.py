@@ -8,13 +8,17 @@ steps.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+import pytest
 import torch
 from tests.ops.gemm.cases import MatmulCase, check
 
+from tileloom import errors
+from tileloom.emulator import capture
 from tileloom.ops import record_choices
-from tileloom.ops.gemm import async_input_matmul, matmul
+from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
 from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig
 
 SCHEDULES = (("late", 0), ("eager", 0), ("random", 0), ("random", 1))
@@ -69,18 +73,63 @@ def run_async(run, offsets, pivot, order, options=None, config=None):
     return out
 
 
+def run_arriving(offsets, order, options=None, config=None):
+    """`run_async` inside a run of the emulator that is there already."""
+    run_async(capture.current(), offsets, 2, order, options, config)
+
+
+def run_arrived(offsets, options, config):
+    """A product whose chunks are all there: tiles that end inside a box race with no writer."""
+    case = MatmulCase(offsets[-1], 136, 200, **options)
+    a, b, given = case.inputs()
+    flags = torch.full((len(offsets) - 1,), 7, dtype=torch.int32)
+    out = async_input_matmul(
+        a, b, flags.view(torch.uint32), chunk_offsets=offsets, epoch=7, config=config, **given
+    )
+    check(out, a, b, given)
+
+
+def run_late(config):
+    """A chunk that never comes ends the kernel; the host is told which, and what it held."""
+    a, b, _ = MatmulCase(300, 136, 200).inputs()
+    flags = torch.tensor([9, 9, 8, 9], dtype=torch.int32).view(torch.uint32)
+    offsets = (0, 70, 71, 200, 300)
+    async_input_matmul(
+        a, b, flags, chunk_offsets=offsets, epoch=9, timeout_s=1e-5, config=config
+    )  # fmt: skip
+    with pytest.raises(errors.SignalTimeoutError, match=r"chunk 2 .* its flag is 8, and 9"):
+        check_signals()
+
+
 def small(block_m, block_n, **more):
     """A config with a short ring."""
     return GluonSm90Config(block_m, block_n, stages=2, **more)
 
 
-CASES = {
+# With splits an odd number of tiles: the parts of one are then of several programs.
+CALLS = {
     **{f"{m}x{n}": partial(run_hopper, WIDE, small(m, n)) for m, n in TILES},
     **{name: partial(run_hopper, case, small(128, 128)) for name, case in FORMS.items()},
     "dynamic": partial(run_hopper, WIDE, small(128, 128, scheduler="dynamic")),
-    "split": partial(run_hopper, MatmulCase(136, 136, 456), small(128, 128, splits=3)),
-    "split-fused": partial(run_hopper, FUSED, small(64, 128, splits=2)),
+    "split": partial(run_hopper, MatmulCase(300, 120, 456), small(128, 128, splits=3)),
+    "split-fused": partial(run_hopper, replace(FUSED, m=136, n=120), small(64, 128, splits=2)),
     "deep": partial(run_hopper, MatmulCase(72, 136, 1000), small(64, 64, block_k=256)),
     "deep-nn": partial(run_hopper, FORMS["tt"], small(128, 128, block_k=128)),
     "fused-64": partial(run_hopper, FUSED, small(64, 128)),
+}
+
+ARRIVING = {"has_residual": True, "has_bias": True}
+# What `tileloom check` runs: every path of the Hopper kernel that synchronises.
+CASES = {
+    **{
+        name: CALLS[name]
+        for name in ("64x128", "192x128", "fused", "fused-64", "dynamic", "split", "split-fused")
+    },
+    "arriving": partial(run_arriving, (0, 128, 256, 384, 512), (3, 0, 2, 1), None, small(128, 128)),
+    "arriving-fused": partial(
+        run_arriving, (0, 128, 256, 384), (1, 2, 0), ARRIVING, small(64, 128)
+    ),
+    "edges": partial(run_arrived, (0, 70, 71, 200, 300), {}, small(128, 128)),
+    "edges-fused": partial(run_arrived, (0, 70, 71, 200, 300), ARRIVING, small(64, 128)),
+    "late": partial(run_late, small(128, 128)),
 }

@@ -21,7 +21,7 @@ def _reports(run):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", emulated.CASES)
+@pytest.mark.parametrize("name", emulated.CALLS)
 def test_the_hopper_kernel(name, level):
     """A late and a random schedule at one level, an eager and a random one at the other."""
     ways = SCHEDULES[::2] if level == "ttgir" else SCHEDULES[1::2]
@@ -38,7 +38,7 @@ def test_the_hopper_kernel_under_all_schedules(name, level):
 def _play(name, level, ways):
     for schedule, seed in ways:
         with emulator.run(schedule=schedule, seed=seed, level=level, sms=SMS) as run:
-            emulated.CASES[name]()
+            emulated.CALLS[name]()
         assert run.launches
         assert _reports(run) == []
 
