@@ -28,7 +28,7 @@ from tileloom.device.memory import (
     wait_flag,
     wait_flag_set,
 )
-from tileloom.device.order import pin
+from tileloom.device.order import pin, stay
 from tileloom.emulator import capture
 from tileloom.emulator.ir import walk
 from tileloom.emulator.lower import known_ops
@@ -55,6 +55,11 @@ def _pins(x_desc, out_ptr, helper: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
     at = gl.arange(0, 512, layout)
     gl.store(out_ptr + at, helper(gl.load(out_ptr + at) + 1, 4))
+
+
+@gluon.jit
+def _stays(x_desc, out_ptr, helper: gl.constexpr):
+    gl.store(out_ptr, helper(gl.program_id(0) + 7).to(gl.float32))
 
 
 @gluon.jit
@@ -116,6 +121,7 @@ def _meets(x_desc, out_ptr, helper: gl.constexpr):
 
 CALLS = {
     "thread_barrier": _meets,
+    "stay": _stays,
     "wait_flag": _waits,
     "wait_flag_set": _waits_for_any,
     "load_acquire_sys": _acquires,
@@ -189,6 +195,7 @@ def test_helpers_do_what_they_say():
     assert out.tolist() == [1.0] * 512
     _, x, _ = launch(tma_load, _copies)
     assert torch.equal(x[16:], x[:16])
+    assert launch(stay, _stays)[2][0] == 7
     assert launch(wait_flag, _waits)[2][0] == 1
     assert launch(wait_flag_set, _waits_for_any)[2][0] == 1
     assert launch(load_acquire_sys, _acquires)[2][1] == 0

@@ -110,6 +110,12 @@ def small(block_m, block_n, **more):
 CALLS = {
     **{f"{m}x{n}": partial(run_hopper, WIDE, small(m, n)) for m, n in TILES},
     **{name: partial(run_hopper, case, small(128, 128)) for name, case in FORMS.items()},
+    # Tiles of one step: the ring is deeper than the mailbox.
+    "dynamic-short": partial(
+        run_hopper,
+        MatmulCase(300, 264, 40),
+        GluonSm90Config(128, 128, stages=4, scheduler="dynamic"),
+    ),
     "dynamic": partial(run_hopper, WIDE, small(128, 128, scheduler="dynamic")),
     "split": partial(run_hopper, MatmulCase(300, 120, 456), small(128, 128, splits=3)),
     "split-fused": partial(run_hopper, replace(FUSED, m=136, n=120), small(64, 128, splits=2)),
@@ -123,7 +129,16 @@ ARRIVING = {"has_residual": True, "has_bias": True}
 CASES = {
     **{
         name: CALLS[name]
-        for name in ("64x128", "192x128", "fused", "fused-64", "dynamic", "split", "split-fused")
+        for name in (
+            "64x128",
+            "192x128",
+            "fused",
+            "fused-64",
+            "dynamic",
+            "dynamic-short",
+            "split",
+            "split-fused",
+        )
     },
     "arriving": partial(run_arriving, (0, 128, 256, 384, 512), (3, 0, 2, 1), None, small(128, 128)),
     "arriving-fused": partial(
