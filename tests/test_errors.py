@@ -17,6 +17,7 @@ BUILTIN = {
     "GradientError": NotImplementedError,
     "CompileError": RuntimeError,
     "LaunchError": RuntimeError,
+    "SignalTimeoutError": TimeoutError,
     "ArgumentError": TypeError,
     "BundleError": ValueError,
 }
