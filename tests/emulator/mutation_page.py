@@ -90,8 +90,8 @@ SUBJECTS = (
                 "arrive_each_thread(mail_empty.index(slot))",
                 "arrive_each_thread before the load above it",
             ): "`q_empty` orders the producer's next store behind this load too: every consumer "
-            "arrives there for tile `count - 2` (`count - 1` with one Q buffer) during the tile "
-            "after, so after it has read the mail that this one overwrites",
+            "arrives there for tile `count - 2` during the tile after (with one Q buffer for "
+            "`count - 1` at its end), so after it has read the mail that this one overwrites",
             (
                 "arrive_each_thread(ring_empty.index(k_slot))",
                 "arrive_each_thread before the warpgroup_mma_wait above it",
