@@ -243,8 +243,34 @@ def rowwise_backends(target: Target) -> dict[str, tuple[str, ...]]:
     return {c.backend: c.reasons_against(problem, target) for c in configs}
 
 
+def gemm_backends(target: Target) -> dict[str, tuple[str, ...]]:
+    """Ask the backends of the matrix product about a square one of 1024 in bf16.
+
+    Args:
+        target: The hardware.
+
+    Returns:
+        For each backend the reasons why it refuses.
+    """
+    import torch
+
+    from tileloom.launch.layout import Layout
+    from tileloom.ops.gemm.config import ReferenceConfig, gluon_rule, triton_rule
+    from tileloom.ops.gemm.problem import MatmulProblem
+
+    rows = Layout((1024 * 1024, 1024, 1), True)
+    problem = MatmulProblem(
+        *(1024, 1024, 1024, 1), dtype=torch.bfloat16, out_dtype=torch.bfloat16, a=rows, b=rows,
+        out=rows,
+    )  # fmt: skip
+    sms = max(target.sms, 1)
+    configs = (gluon_rule(problem, sms), triton_rule(problem, target), ReferenceConfig())
+    return {c.backend: c.reasons_against(problem, target) for c in configs}
+
+
 BACKENDS: dict[str, Callable[[Target], dict[str, tuple[str, ...]]]] = {
     "attention": attention_backends,
+    "gemm": gemm_backends,
     "rowwise": rowwise_backends,
 }
 """For each operator a function that asks its backends; a test holds it complete."""
