@@ -149,9 +149,7 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
         constexprs=constexprs,
         archs=("sm_90",),
         layouts={n: layout for n, layout in layouts.items() if n not in constexprs},
-        aligned=tuple(
-            n for n, kind in signature.items() if kind.startswith("*") and n not in scores
-        ),
+        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*") and n != "bias"),
         spill_budget=spills,
         spill_reason=reason,
     )
@@ -178,7 +176,7 @@ def _before(dtype: str, width: int, is_packed: bool = False) -> KernelSpec:
         signature=signature | dict.fromkeys(constexprs, "constexpr"),
         constexprs=constexprs,
         archs=("sm_90",),
-        aligned=tuple(pointers),
+        aligned=(*pointers, "cu_q"),
     )
 
 
@@ -197,5 +195,5 @@ def _after(width: int, is_packed: bool = False) -> KernelSpec:
         signature=signature | dict.fromkeys(constexprs, "constexpr"),
         constexprs=constexprs,
         archs=("sm_90",),
-        aligned=("buffer_ptr", "dq_ptr"),
+        aligned=("buffer_ptr", "dq_ptr", "cu_q"),
     )

@@ -22,9 +22,6 @@ from tileloom.ops.gemm.pieces_activation import activate_triton
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.scheduling.device import tile_of_triton
 
-STRIDES = ("a_l", "a_m", "a_k", "b_l", "b_k", "b_n", "r_l", "r_m", "r_n", "o_l", "o_m", "o_n")
-"""The parameters of 64 bits."""
-
 
 @triton.jit
 def matmul_portable_kernel(

@@ -9,19 +9,25 @@ import torch
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig, triton_rule
+from tileloom.ops.gemm.config import TILES, GluonSm90Config
 from tileloom.ops.gemm.problem import MatmulProblem
-from tileloom.target import SMEM_BYTES, Target
 
-PROVED_32BIT: Mapping[str, str] = {}
-"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
+PROVED_32BIT: Mapping[str, str] = {
+    "matmul_kernel": "columns of the bias are below N, which `reasons_against` holds under 2^31 - "
+    "512; chunks, tiles' counters and table entries number fewer than tiles, held likewise; rows "
+    "of the output are multiplied with 64 bits",
+}
+"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
 
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def shipped() -> tuple[KernelSpec, ...]:
-    """Return a spec for every tile, in the forms that differ most."""
-    return (*_gluon_specs(), *_triton_specs())
+    """Return a spec for every tile of the Hopper kernel, in the forms that differ most.
+
+    The portable kernel is compiled for the strides of a call, so none of its forms is shipped.
+    """
+    return _gluon_specs()
 
 
 def _problem(*, a_flips: bool, b_flips: bool) -> MatmulProblem:
@@ -98,51 +104,6 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         constexprs=constexprs,
         archs=("sm_90a",),
         layouts=layouts,
-        aligned=("out_ptr", "bias_ptr"),
+        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
         threads=128 * (config.consumers + 1),
-    )
-
-
-def _triton_specs() -> tuple[KernelSpec, ...]:
-    linear = _problem(a_flips=False, b_flips=True)
-    specs: list[KernelSpec] = []
-    for dtype in (torch.bfloat16, torch.float32):
-        plain = replace(linear, dtype=dtype, out_dtype=dtype)
-        fused = replace(plain, bias_dtype=dtype, activation="gelu", residual=linear.out,
-                        residual_dtype=dtype)  # fmt: skip
-        for form, problem in (("linear", plain), ("fused", fused)):
-            archs: dict[TritonConfig, list[str]] = {}
-            for capability, smem in SMEM_BYTES.items():
-                target = Target("cuda", capability, 1, smem, "any")
-                archs.setdefault(triton_rule(problem, target), []).append(target.arch)
-            specs += [
-                _triton_spec(form, problem, config, tuple(names)) for config, names in archs.items()
-            ]
-    return tuple(specs)
-
-
-def _triton_spec(
-    form: str, problem: MatmulProblem, config: TritonConfig, archs: tuple[str, ...]
-) -> KernelSpec:
-    from tileloom.ops.gemm import kernel_triton as kernel
-
-    dtype = _SHORT[problem.dtype]
-    constexprs = kernel.constants(problem, config)
-    pointers = ("a_ptr", "b_ptr", "bias_ptr", "residual_ptr", "out_ptr")
-    signature = dict.fromkeys(pointers, f"*{dtype}") | {"one": "fp32"}
-    signature |= dict.fromkeys(("m", "n", "k", "tiles_m", "tiles_n"), "i32")
-    signature |= dict.fromkeys(kernel.STRIDES, "i64")
-    absent = {"bias_ptr": problem.bias_dtype is None, "residual_ptr": problem.residual is None}
-    constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
-    signature |= dict.fromkeys(constexprs, "constexpr")
-    tile = f"{config.block_m}x{config.block_n}x{config.block_k}"
-    return KernelSpec(
-        name=f"matmul_triton[{tile}-{form}-{dtype}]",
-        function="tileloom.ops.gemm.kernel_triton:matmul_portable_kernel",
-        gluon=False,
-        signature=signature,
-        constexprs=constexprs,
-        archs=archs,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )

@@ -21,8 +21,11 @@ from tileloom.target import H100
 if TYPE_CHECKING:
     from tileloom.ops.rowwise.softmax.plans import Step
 
-PROVED_32BIT: Mapping[str, str] = {}
-"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer. None does."""
+PROVED_32BIT: Mapping[str, str] = {
+    "softmax_fwd_split_kernel": "`part` is below `2 * parts`, and a row has at most 2^14 parts",
+    "softmax_bwd_split_kernel": "`part` is below `parts`, and a row has at most 2^14 of them",
+}
+"""Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
 
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 _SPILLS: Mapping[str, tuple[int, str]] = {
