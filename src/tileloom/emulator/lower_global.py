@@ -272,7 +272,7 @@ def tma_write(
 
 
 def _check_box(partition: Partition, desc: Desc, at: list[int], loc: Loc, what: str) -> None:
-    first = at[-1] * dtypes.size_of(desc.elem)
+    first = at[len(desc.shape) - 1] * dtypes.size_of(desc.elem)  # im2col: offsets follow
     if first % 16:  # measured: an illegal instruction on an H100 and an H200
         partition.report(
             "out-of-bounds", f"{what}: box {list(desc.block)} at {at} of '{desc.name}' begins "
