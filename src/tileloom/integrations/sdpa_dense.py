@@ -170,8 +170,12 @@ def backward_dense(call: Call, given: Given, state: PhiloxState | None, asked: A
             if gradient is not None:
                 gradient.zero_()
         return gradients
+    tensors = _backward_tensors(call, given, state, gradients)
     with _op.device_guard(call.query):
-        plan.launch(*_backward_tensors(call, given, state, gradients))
+        plan.launch(*tensors)
+    dbias, written = gradients[3], tensors[-1]
+    if dbias is not None and dbias is not written:
+        dbias.copy_(written)
     return gradients
 
 
@@ -197,7 +201,10 @@ def _backward_tensors(
     dq, dk, dv = (heads_first(t) for t in gradients[:3])
     lse = rows_of_lse(given.logsumexp, call.sizes()[2])
     dout, out, lse = readable(heads_first(given.grad_out), heads_first(given.out), lse)
-    return dout, None, q, k, v, out, lse, None, call.bias, None, state, dq, dk, dv, gradients[3]
+    dbias = gradients[3]
+    if dbias is not None and not dbias.is_contiguous():  # the kernels write whole rows of it
+        dbias = torch.empty(dbias.shape, dtype=dbias.dtype, device=dbias.device)
+    return dout, None, q, k, v, out, lse, None, call.bias, None, state, dq, dk, dv, dbias
 
 
 def _problem(call: Call) -> AttentionProblem:
