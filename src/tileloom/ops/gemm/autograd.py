@@ -92,7 +92,8 @@ def _before_activation(ctx: Any, dout: Tensor) -> Tensor:
     if ctx.activation == "relu":
         return dout * (z > 0)
     if ctx.activation == "silu":
-        return torch.ops.aten.silu_backward(dout, z)
+        gate = torch.sigmoid(z)  # not aten's formula, which is not differentiable again
+        return dout * gate * (1 + z * (1 - gate))
     kind = "tanh" if ctx.activation == "gelu_tanh" else "none"
     return torch.ops.aten.gelu_backward(dout, z, approximate=kind)
 
