@@ -219,7 +219,7 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "32-window-lengths-mask-bias": (2988, _RARE),
     "64-bias": (1000, _RARE + "1.74 ms; plain 1.08, cuDNN with the bias 2.07."),
     "64-causal-bias": (800, _RARE + "1.01 ms; plain 0.66."),
-    "64-ragged-float-bias": (2600, "2060 bytes on Triton 3.7.1 since packed sequences came; untimed."),
+    "64-ragged-float-bias": (2600, "2060 on Triton 3.7.1 since packed sequences came; untimed."),
     "64-row-bias": (400, _RARE + "1.53 ms; plain 1.08."),
     "64-mask": (400, _RARE + "2.2 ms; plain 1.08."),
     "64-row-mask": (400, _RARE + "1.8 ms; plain 1.08."),
