@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 
 from tileloom import knobs, log
 from tileloom.errors import GradientError
+from tileloom.target import Target
 
 _LIB = torch.library.Library("tileloom", "FRAGMENT")
 _log = log.get_logger("dispatch")
@@ -107,6 +108,26 @@ def announce(choice: Choice, *, slower_than: str | None = None) -> None:
 def has_triton() -> bool:
     """Whether Triton is installed; it is not imported."""
     return importlib.util.find_spec("triton") is not None
+
+
+def pipeline_reasons(target: Target) -> list[str]:
+    """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
+    from tileloom.launch import compat
+
+    if target.capability[0] == 10:
+        return [
+            "num_stages is above 1, and Triton's cp.async pipeline into tcgen05.mma lacks a proxy "
+            "fence (seen in the PTX of 3.6.0 and 3.7.1)"
+        ]
+    if target.capability[0] != 9 or not has_triton():
+        return []
+    version = compat.triton_version()
+    if compat.has_wgmma_proxy_fence(version):
+        return []
+    return [
+        f"num_stages is above 1, and Triton {'.'.join(map(str, version))} puts no proxy fence "
+        "between cp.async and wgmma; 3.7.1 and later do"
+    ]
 
 
 def device_guard(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]:

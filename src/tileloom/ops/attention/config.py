@@ -13,7 +13,7 @@ import torch
 
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
 from tileloom.launch.layout import tma_faults
-from tileloom.ops._op import Choice, has_triton
+from tileloom.ops._op import Choice, has_triton, pipeline_reasons
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.target import Target
 
@@ -256,26 +256,6 @@ def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> 
             f"Tq + Tk + S is {sum(problem.packed.totals) + problem.batch}, more than {limit}"
         )
     return why
-
-
-def pipeline_reasons(target: Target) -> list[str]:
-    """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
-    from tileloom.launch import compat
-
-    if target.capability[0] == 10:
-        return [
-            "num_stages is above 1, and Triton's cp.async pipeline into tcgen05.mma lacks a proxy "
-            "fence (seen in the PTX of 3.6.0 and 3.7.1)"
-        ]
-    if target.capability[0] != 9 or not has_triton():
-        return []
-    version = compat.triton_version()
-    if compat.has_wgmma_proxy_fence(version):
-        return []
-    return [
-        f"num_stages is above 1, and Triton {'.'.join(map(str, version))} puts no proxy fence "
-        "between cp.async and wgmma; 3.7.1 and later do"
-    ]
 
 
 def tma_reasons(problem: AttentionProblem) -> list[str]:

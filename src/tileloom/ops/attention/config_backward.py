@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 import torch
 
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
-from tileloom.ops._op import Choice
+from tileloom.ops._op import Choice, pipeline_reasons
 from tileloom.ops.attention.config import (
     ReferenceConfig,
     padded_head_dim,
-    pipeline_reasons,
     portable_reasons,
     tile_faults,
 )

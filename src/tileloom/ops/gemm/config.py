@@ -13,7 +13,7 @@ import torch
 
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
 from tileloom.launch.layout import Layout, tma_faults
-from tileloom.ops._op import Choice, has_triton
+from tileloom.ops._op import Choice, has_triton, pipeline_reasons
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import Target
 
@@ -93,7 +93,7 @@ class TritonConfig:
         if self.num_stages < 1:
             why.append(f"num_stages is {self.num_stages}, not at least 1")
         elif self.num_stages > 1:
-            why += _pipeline_reasons(target)
+            why += pipeline_reasons(target)
         if self.swizzle_size < 1:
             why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
         if problem.dtype == torch.float32 and target.capability[0] == 10 and self.block_m >= 64:
@@ -275,21 +275,6 @@ def _layout_reasons(problem: MatmulProblem) -> list[str]:
         if p.residual_dtype != p.out_dtype:
             why.append(f"residual has dtype {p.residual_dtype}, the output {p.out_dtype}")
     return why
-
-
-def _pipeline_reasons(target: Target) -> list[str]:
-    """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
-    from tileloom.launch import compat
-
-    if target.capability[0] != 9 or not has_triton():
-        return []
-    version = compat.triton_version()
-    if compat.has_wgmma_proxy_fence(version):
-        return []
-    return [
-        f"num_stages is above 1, and Triton {'.'.join(map(str, version))} puts no proxy fence "
-        "between cp.async and wgmma; 3.7.1 and later do"
-    ]
 
 
 def decode(text: str) -> MatmulConfig | None:
