@@ -337,7 +337,7 @@ def write_bundle(
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     digest = hashlib.sha256(text).hexdigest()
     header = f"tileloom bundle {FORMAT} {len(text)} {digest}\n".encode()
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.writelines((header, text, *binaries))
 
 
@@ -347,7 +347,7 @@ def _plain(variant: Variant) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _replacing(path: Path) -> Generator[IO[bytes]]:
+def replacing(path: Path) -> Generator[IO[bytes]]:
     """Write to a new file of its own name beside `path`, and put it in its place at the end."""
     new = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
     try:
