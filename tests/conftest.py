@@ -1,4 +1,4 @@
-"""What every test has: one thread a worker, GPU tests skipped with a reason, a line to repeat."""
+"""What every test has: one thread a worker, one seed, GPU tests skipped, a line to repeat it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def same_seed():
+    """Dropout draws the same mask whichever tests ran before, alone or under xdist."""
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

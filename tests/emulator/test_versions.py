@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,8 @@ FILES = tuple(
     for name in ("corpus", "portable", "clusters", "shared_ops", "costs")
 )
 
-# On 3.6.0 the compiler leaves a fence out: there is a test more, and none is skipped.
-PASSED = {"3.6.0": 47, "3.8.0": 76, "3.9.0": 103}
+# Fewer would mean that `CHOSEN` no longer finds what it names.
+AT_LEAST = {"3.6.0": 49, "3.8.0": 76, "3.9.0": 105}
 
 
 @pytest.mark.parametrize("version", OTHERS)
@@ -37,4 +38,6 @@ def test_cases_run_on_another_triton(version):
         env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT / 'src'}", "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
-    assert f"{PASSED[version]} passed" in result.stdout
+    passed = re.search(r"(\d+) passed", result.stdout)
+    assert passed is not None
+    assert int(passed[1]) >= AT_LEAST[version]
