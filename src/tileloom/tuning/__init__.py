@@ -10,13 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tileloom.tuning.config import Config
+    from tileloom.tuning.heuristics_lists import configs
+    from tileloom.tuning.hints import AutotuneHint, Facts, ReductionHint, TileHint
 
 _PUBLIC = {
+    "AutotuneHint": "tileloom.tuning.hints:AutotuneHint",
     "Config": "tileloom.tuning.config:Config",
+    "Facts": "tileloom.tuning.hints:Facts",
+    "ReductionHint": "tileloom.tuning.hints:ReductionHint",
+    "TileHint": "tileloom.tuning.hints:TileHint",
+    "configs": "tileloom.tuning.heuristics_lists:configs",
 }
 
 __all__ = [
+    "AutotuneHint",
     "Config",
+    "Facts",
+    "ReductionHint",
+    "TileHint",
+    "configs",
 ]
 
 
