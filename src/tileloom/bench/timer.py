@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from tileloom.bench.stats import FEWEST_ROUNDS
+from tileloom.tuning.measure import rotation
 
 IndexedCall = Callable[[int], Any]
 
@@ -169,34 +170,6 @@ class Timed:
     samples: list[Sample] = field(default_factory=list)
     calls: int = 0
     error: str | None = None
-
-
-def rotation(contenders: int, rounds: int) -> list[list[int]]:
-    """Give the order of contenders in each round: a balanced Latin square (Williams).
-
-    In `contenders` consecutive rounds (twice as many for an odd number) each contender stands once
-    in each place and follows each other one equally often, so that no contender always inherits
-    the card from a hot or a cool one.
-
-    Args:
-        contenders: How many there are.
-        rounds: How many orders are wanted.
-
-    Returns:
-        For each round the indices of the contenders in order.
-    """
-    if contenders == 0:
-        return [[] for _ in range(rounds)]
-    zigzag = [
-        (i + 1) // 2 if i % 2 else (contenders - i // 2) % contenders for i in range(contenders)
-    ]
-    rows: list[list[int]] = []
-    for shift in range(contenders):
-        row = [(i + shift) % contenders for i in zigzag]
-        rows.append(row)
-        if contenders % 2 and contenders > 1:
-            rows.append(row[::-1])
-    return [rows[i % len(rows)] for i in range(rounds)]
 
 
 def _fit(runner: Runner, first: Sample, plan: Plan) -> None:
