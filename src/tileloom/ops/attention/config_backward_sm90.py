@@ -36,13 +36,21 @@ class GluonSm90BackwardConfig:
         """Return the config as the text that the operator's schema carries."""
         return f"gluon_sm90:{self.block_m},{self.stages}"
 
-    def smem_bytes(self, head_dim: int) -> int:
-        """Shared memory of a block, in bytes, barriers included."""
+    def smem_bytes(self, head_dim: int, *, is_packed: bool = False) -> int:
+        """Shared memory of a block, in bytes, with barriers, without tiles of scores or dropout.
+
+        With packed sequences the search for a block's sequence takes some more.
+        """
         rows, width = self.block_m, tile_width(head_dim)
         keys = 64 if width == 256 else 128
         loaded = 4 * self.stages * rows * width + 4 * keys * width + 8 * self.stages * rows
         handed = 64 * 64 * 6 if width == 256 else 4 * keys * rows + 4 * rows * width
-        return loaded + handed + 1024
+        return loaded + handed + 1024 + (3584 if is_packed else 0)
+
+    @property
+    def dropout_bytes(self) -> int:
+        """Shared memory, in bytes, through which the bits of dropout go."""
+        return 16 * self.block_m
 
     def score_tiles(
         self, head_dim: int, sizes: Sequence[int], *, drops: bool = False
@@ -55,7 +63,7 @@ class GluonSm90BackwardConfig:
             drops: Whether there is dropout, whose bits go through shared memory.
         """
         scores = 64 * 64 if tile_width(head_dim) == 256 else 128 * self.block_m
-        free = _SMEM - self.smem_bytes(head_dim) - (16 * self.block_m if drops else 0)
+        free = _SMEM - self.smem_bytes(head_dim) - (self.dropout_bytes if drops else 0)
         taken = count = 0
         for size in sizes:
             if taken + size * scores > free:
@@ -82,10 +90,10 @@ class GluonSm90BackwardConfig:
         if problem.heads_kv * problem.blocks_k(64) >= 2**31:
             why.append("there are more than 2^31 blocks of keys")
         why += tma_reasons(problem)
-        if target.kind != "cpu" and self.smem_bytes(problem.head_dim) > target.smem:
+        smem = self.smem_bytes(problem.head_dim, is_packed=problem.packed is not None)
+        if target.kind != "cpu" and smem > target.smem:
             why.append(
-                f"it needs {self.smem_bytes(problem.head_dim)} bytes of shared memory, and "
-                f"{target.name} has {target.smem}"
+                f"it needs {smem} bytes of shared memory, and {target.name} has {target.smem}"
             )
         return tuple(why)
 
