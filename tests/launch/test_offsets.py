@@ -28,7 +28,22 @@ def _proofs():
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("spec", "arch"), OWN, ids=lambda v: v if isinstance(v, str) else v.name)
 def test_shipped_kernels_have_no_unproved_offset(shipped_results, spec, arch):
-    result = shipped_results(shipped.OWN)[spec.name, arch]
+    _check(shipped_results(shipped.OWN)[spec.name, arch], spec)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    "spec",
+    [s for s in shipped.SPECS.values() if not shipped.is_quick(s.name)],
+    ids=lambda s: s.name,
+)
+def test_nor_have_those_of_the_full_pass(shipped_results, spec):
+    for arch in spec.archs:
+        _check(shipped_results(shipped.OWN, full=True)[spec.name, arch], spec)
+
+
+def _check(result, spec):
     assert result.error is None, result.error
     found = unbounded_offsets(result.ttgir if spec.gluon else result.ttir)
     if spec.function.partition(":")[2] not in _proofs():

@@ -50,10 +50,11 @@ def test_sm_90_on_other_versions(shipped_results, version, spec, arch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("version", OTHERS)
+@pytest.mark.parametrize("version", [shipped.OWN, *OTHERS])
 @pytest.mark.parametrize(("spec", "arch"), shipped.pairs("other", full=True), ids=_id)
-def test_every_architecture_on_other_versions(shipped_results, version, spec, arch):
-    _folder_of(version)
+def test_every_kernel_and_architecture(shipped_results, version, spec, arch):
+    if version != shipped.OWN:
+        _folder_of(version)
     _check(shipped_results(version, full=True), spec, arch, version)
 
 
@@ -78,6 +79,13 @@ def test_a_pass_is_made_once_for_all_processes(tmp_path, monkeypatch):
         found = shipped.compile_once(version, full=False, shared=tmp_path, cache=tmp_path / "c")
         assert found == {("k", "sm_90"): CompileFailure("k", "sm_90", "no")}
     assert calls == [tmp_path / "c" / shipped.OWN, tmp_path / "c" / "3.6.0"]
+
+
+def test_the_quick_pass_leaves_out_little():
+    """Each of a kernel's functions has quick specs, and the pattern of what is left out is used."""
+    assert not all(map(shipped.is_quick, shipped.SPECS))
+    quick = {spec.function for spec, _ in shipped.pairs(shipped.OWN, full=False)}
+    assert quick == {spec.function for spec in shipped.SPECS.values()}
 
 
 def test_specs_are_well_formed():

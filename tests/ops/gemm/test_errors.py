@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from tileloom import errors
+from tileloom.launch.layout import Layout
 from tileloom.ops.gemm import async_input_matmul, matmul
 from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig
+from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.target import H100
 
 A, B = torch.randn(6, 4), torch.randn(4, 5)
 FLAGS = torch.ones(2, dtype=torch.int32).view(torch.uint32)
@@ -134,3 +137,24 @@ def test_a_config_says_all_that_is_wrong_with_it():
         assert text in str(caught.value)
     with emulator.run(), pytest.raises(errors.ConfigError, match="9 stages take "):
         matmul(wide, wide, config=GluonSm90Config(stages=9))
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "reason"),
+    [
+        (TritonConfig(16, 16, 16), {}, "there are 4294967296 tiles of 16 x 16"),
+        (TritonConfig(64, 64, 16), {}, None),
+        (GluonSm90Config(splits=16), {"m": 2**22, "n": 2**22}, "8589934592 tiles of 128 x 256"),
+        (GluonSm90Config(), {"chunks": 2**29, "n": 64}, "there are 536870912 chunks"),
+        (GluonSm90Config(), {"m": 64, "n": 2**31 - 8}, "N is 2147483640"),
+        (TritonConfig(), {"k": 2**31 - 8}, "K is 2147483640"),
+    ],
+)
+def test_sizes_that_32_bits_do_not_count(config, sizes, reason):
+    """The proof of the kernels' 32-bit numbers: `PROVED_32BIT` of `kernels.py`."""
+    size = {"m": 2**20, "n": 2**20, "k": 2**12, "l": 1} | sizes
+    lies = Layout((0, 2**31, 1), True)
+    types = dict(dtype=torch.bfloat16, out_dtype=torch.bfloat16)
+    problem = MatmulProblem(**size, **types, a=lies, b=lies, out=lies)
+    found = [r for r in config.reasons_against(problem, H100) if ", more than " in r]
+    assert [reason in text for text in found] == ([] if reason is None else [True])

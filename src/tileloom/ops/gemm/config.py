@@ -15,6 +15,7 @@ from tileloom.errors import ConfigError, UnsupportedError, bullet_list
 from tileloom.launch.layout import Layout, tma_faults
 from tileloom.ops._op import Choice, has_triton, pipeline_reasons
 from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.scheduling.params import TABLE_INTS
 from tileloom.target import Target
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -84,7 +85,7 @@ class TritonConfig:
             why.append("it waits for no chunk")
         if problem.k == 0:
             why.append("K is 0")
-        why += _size_reasons(problem)
+        why += _size_reasons(problem, self.block_m, self.block_n)
         ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("block_k", 16, 128))
         for name, least, most in (*ranges, ("num_warps", 1, 16)):
             value: int = getattr(self, name)
@@ -187,7 +188,7 @@ class GluonSm90Config:
             why.append(f"out_dtype {problem.out_dtype} is not float16, bfloat16 or float32")
         if problem.k == 0:
             why.append("K is 0")
-        why += _size_reasons(problem)
+        why += _size_reasons(problem, self.block_m, self.block_n, self.splits)
         if not why:
             why += _layout_reasons(problem)
         return (*why, *self._faults(problem))
@@ -245,13 +246,17 @@ TILES = (
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
-def _size_reasons(problem: MatmulProblem) -> list[str]:
+def _size_reasons(problem: MatmulProblem, block_m: int, block_n: int, splits: int = 1) -> list[str]:
+    """What the kernels' 32-bit numbers of rows, columns and tiles ask for."""
     limit = _MAX_INT32 - 512
     sizes = (("M", problem.m), ("N", problem.n), ("K", problem.k))
     why = [f"{name} is {size}, more than {limit}" for name, size in sizes if size > limit]
-    tiles = -(-problem.m // 64) * -(-problem.n // 64) * problem.l
+    tiles_m = -(-problem.m // max(1, block_m)) + problem.chunks - 1
+    tiles = tiles_m * -(-problem.n // max(1, block_n)) * problem.l * max(1, splits)
     if tiles > limit:
-        why.append(f"there are {tiles} tiles of 64 x 64, more than {limit}")
+        why.append(f"there are {tiles} tiles of {block_m} x {block_n}, more than {limit}")
+    if problem.chunks > limit // TABLE_INTS:
+        why.append(f"there are {problem.chunks} chunks, more than {limit // TABLE_INTS}")
     return why
 
 
@@ -328,11 +333,13 @@ def _cost(problem: MatmulProblem, sms: int, block_m: int, block_n: int) -> float
 
 def triton_rule(problem: MatmulProblem, target: Target) -> TritonConfig:
     """Give the portable config for a problem; found by compiling without spills, not tuned."""
+    is_fused = problem.residual is not None or problem.activation != ""
     if problem.dtype == torch.float32:
-        return TritonConfig(32 if target.capability[0] == 10 else 64, 64, 16, 4)
+        rows = 32 if target.capability[0] == 10 else 64
+        return TritonConfig(rows, 64, 16, 8 if is_fused else 4)
     if problem.m <= 64:
         return TritonConfig(64, 64, 64, 4)
-    if problem.residual is not None or problem.activation:
+    if is_fused:
         return TritonConfig(128, 64, 32, 8)
     return TritonConfig(128, 128, 32, 8)
 

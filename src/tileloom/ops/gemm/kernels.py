@@ -9,13 +9,15 @@ import torch
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import TILES, GluonSm90Config
+from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig, triton_rule
 from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.target import SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {
-    "matmul_kernel": "columns of the bias are below N, which `reasons_against` holds under 2^31 - "
-    "512; chunks, tiles' counters and table entries number fewer than tiles, held likewise; rows "
-    "of the output are multiplied with 64 bits",
+    "matmul_kernel": "columns of the bias and of an edge's stores are below N and a tile, and N is "
+    "held under 2^31 - 512 by `reasons_against`, which holds the chunks under a quarter of that: "
+    "a table has 4 integers for each; rows are multiplied with 64 bits, and the TMA unit takes "
+    "coordinates, below the same sizes",
 }
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
 
@@ -23,11 +25,8 @@ _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def shipped() -> tuple[KernelSpec, ...]:
-    """Return a spec for every tile of the Hopper kernel, in the forms that differ most.
-
-    The portable kernel is compiled for the strides of a call, so none of its forms is shipped.
-    """
-    return _gluon_specs()
+    """Return a spec for every tile of both kernels that a rule can give, in different forms."""
+    return (*_triton_specs(), *_gluon_specs())
 
 
 def _problem(*, a_flips: bool, b_flips: bool) -> MatmulProblem:
@@ -38,10 +37,84 @@ def _problem(*, a_flips: bool, b_flips: bool) -> MatmulProblem:
     )  # fmt: skip
 
 
+def _triton_specs() -> tuple[KernelSpec, ...]:
+    linear = _problem(a_flips=False, b_flips=True)
+    ragged = Layout((0, 4099, 1), True)
+    scattered = Layout((0, 8192, 2), True)
+    plain = {
+        "linear": linear,
+        "nn": _problem(a_flips=False, b_flips=False),
+        "tt": _problem(a_flips=True, b_flips=True),
+        "small": replace(linear, m=64),
+    }
+    fused = {
+        "linear-fused": linear,
+        # What the Hopper kernel refuses: rows at odd places, and no contiguous dimension at all.
+        "ragged-fused": replace(linear, k=4099, a=ragged, b=ragged, n=4099, out=ragged),
+        "scattered-fused": replace(linear, a=scattered, b=scattered, out=scattered),
+    }
+    wide = {"dtype": torch.float32, "out_dtype": torch.float32}
+    problems = {
+        **plain,
+        **{name: _fused(problem) for name, problem in fused.items()},
+        "linear-fp32": replace(linear, **wide),
+        "linear-fused-fp32": _fused(replace(linear, **wide)),
+    }
+    specs: list[KernelSpec] = []
+    for form, problem in problems.items():
+        archs: dict[TritonConfig, list[str]] = {}
+        for capability in SMEM_BYTES:
+            target = Target("cuda", capability, 1, SMEM_BYTES[capability], "any")
+            archs.setdefault(triton_rule(problem, target), []).append(target.arch)
+        specs += [
+            _triton_spec(form, problem, config, tuple(names)) for config, names in archs.items()
+        ]
+    return tuple(specs)
+
+
+def _fused(problem: MatmulProblem) -> MatmulProblem:
+    """The problem with all that may follow a product."""
+    return replace(problem, bias_dtype=problem.dtype, activation="gelu", residual=problem.out,
+                   residual_dtype=problem.out_dtype)  # fmt: skip
+
+
+def _triton_spec(
+    form: str, problem: MatmulProblem, config: TritonConfig, archs: tuple[str, ...]
+) -> KernelSpec:
+    from tileloom.ops.gemm import kernel_triton as kernel
+    from tileloom.ops.gemm.launch_triton import arguments
+
+    dtype = _SHORT[problem.dtype]
+    pointers = ("a_ptr", "b_ptr", "bias_ptr", "residual_ptr", "out_ptr")
+    signature = {
+        **dict.fromkeys(pointers, f"*{dtype}"),
+        "one": "fp32",
+        **dict.fromkeys(kernel.INT32_ARGUMENTS, "i32"),
+        **dict.fromkeys(kernel.INT64_ARGUMENTS, "i64"),
+    }
+    _, constexprs = arguments(problem, config)
+    if problem.bias_dtype is None:
+        constexprs["bias_ptr"] = None
+    if problem.residual is None:
+        constexprs["residual_ptr"] = None
+    signature |= dict.fromkeys(constexprs, "constexpr")
+    tiles = f"{config.block_m}x{config.block_n}x{config.block_k}-w{config.num_warps}"
+    return KernelSpec(
+        name=f"matmul_triton[{form}-{tiles}]",
+        function="tileloom.ops.gemm.kernel_triton:matmul_portable_kernel",
+        gluon=False,
+        signature=signature,
+        constexprs=constexprs,
+        archs=archs,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
+    )
+
+
 def _gluon_specs() -> tuple[KernelSpec, ...]:
     linear = _problem(a_flips=False, b_flips=True)
-    fused = replace(linear, bias_dtype=torch.bfloat16, activation="gelu", residual=linear.out,
-                    residual_dtype=torch.bfloat16)  # fmt: skip
+    fused = _fused(linear)
     specs: list[KernelSpec] = []
     for tile in TILES:
         config = GluonSm90Config(*tile)
@@ -102,7 +175,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         gluon=True,
         signature=signature,
         constexprs=constexprs,
-        archs=("sm_90a",),
+        archs=("sm_90",),
         layouts=layouts,
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
         threads=128 * (config.consumers + 1),

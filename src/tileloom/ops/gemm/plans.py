@@ -165,9 +165,9 @@ def _bind(
 
             return bind_matmul(problem, config, *tensors)
         if isinstance(config, TritonConfig):
-            from tileloom.ops.gemm import kernel_triton
+            from tileloom.ops.gemm import launch_triton
 
-            return kernel_triton.bind_matmul(problem, config, *tensors)
+            return launch_triton.bind_matmul(problem, config, *tensors)
 
     def launch(
         a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor
