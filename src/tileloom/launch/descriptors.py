@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tileloom.launch import driver
+from tileloom.launch import tensor_map
 
 LIMIT = 64
 """How many addresses one table keeps."""
@@ -128,16 +128,16 @@ class TensorMaps(dict[int, Any]):
             shape[-1] *= 2
         kind: int = meta["elem_type"]
         self._arguments = (shape, [int(n) for n in spec.strides], meta["block_size"])
-        self._options: dict[str, int] = {
+        self._options: dict[str, Any] = {
             "element_bytes": meta["elem_size"],
             "element_type": _TF32 if spec.round_f32_to_tf32 else _ELEMENT_TYPE.get(kind, kind),
             "swizzle": meta["swizzle"],
-            "padding": int(spec.padding == "nan"),
+            "fill": int(spec.padding == "nan"),
         }
 
     def encode(self, address: int) -> Any:
         """Encode the descriptor of one address."""
-        return driver.encode_tensor_map(address, *self._arguments, **self._options)
+        return tensor_map.encode_tiled(address, *self._arguments, **self._options)
 
     def __missing__(self, address: int) -> Any:
         encoded = self.encode(address)

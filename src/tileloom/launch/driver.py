@@ -1,4 +1,4 @@
-"""The CUDA driver with nothing in between: load a cubin, launch it, encode a TMA descriptor.
+"""The CUDA driver with nothing in between: load a cubin, launch it.
 
 Neither Triton nor torch is needed. The driver is called by ctypes: a launch is one
 `struct.pack_into` and one call of `cuLaunchKernelEx` with four arguments that were converted
@@ -70,7 +70,8 @@ def error_text(status: int) -> str:
     return (text.value or b"unknown error").decode()
 
 
-def _check(status: int, what: str) -> None:
+def check(status: int, what: str) -> None:
+    """Raise a `LaunchError` in the driver's own words if it refused `what`."""
     if status:
         raise LaunchError(f"launch: {what} failed: CUDA error {status}, {error_text(status)}.")
 
@@ -90,12 +91,12 @@ def bind_context(device: int) -> None:
     with _lock:
         if device not in _contexts:
             handle, context = ctypes.c_int(), ctypes.c_void_p()
-            _check(cuda.cuInit(0), "starting the driver")
-            _check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"opening device {device}")
+            check(cuda.cuInit(0), "starting the driver")
+            check(cuda.cuDeviceGet(ctypes.byref(handle), device), f"opening device {device}")
             status = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
-            _check(status, f"opening the context of device {device}")
+            check(status, f"opening the context of device {device}")
             _contexts[device] = context.value or 0
-    _check(cuda.cuCtxSetCurrent(ctypes.c_void_p(_contexts[device])), "binding the context")
+    check(cuda.cuCtxSetCurrent(ctypes.c_void_p(_contexts[device])), "binding the context")
 
 
 def renew() -> None:
@@ -111,7 +112,7 @@ def capability(device: int) -> int:
     numbers = [ctypes.c_int() for _ in range(2)]
     for number, attribute in zip(numbers, (75, 76)):  # COMPUTE_CAPABILITY_MAJOR, MINOR
         status = library().cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-        _check(status, f"asking device {device} for its compute capability")
+        check(status, f"asking device {device} for its compute capability")
     return numbers[0].value * 10 + numbers[1].value
 
 
@@ -119,7 +120,7 @@ def capability(device: int) -> int:
 def cuda_version() -> int:
     """Return the CUDA version that the driver is for, as it counts: 12080 for 12.8."""
     number = ctypes.c_int()
-    _check(library().cuDriverGetVersion(ctypes.byref(number)), "asking the driver for its version")
+    check(library().cuDriverGetVersion(ctypes.byref(number)), "asking the driver for its version")
     return number.value
 
 
@@ -166,16 +167,16 @@ def load_cubin(cubin: bytes, name: str, *, shared_bytes: int, device: int) -> Fu
     cuda = library()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     status = cuda.cuModuleLoadData(ctypes.byref(module), cubin)
-    _check(status, f"loading kernel '{name}' onto device {device}")
+    check(status, f"loading kernel '{name}' onto device {device}")
     status = cuda.cuModuleGetFunction(ctypes.byref(function), module, name.encode())
-    _check(status, f"finding kernel '{name}' in its binary")
+    check(status, f"finding kernel '{name}' in its binary")
     if shared_bytes > 48 * 1024:  # beyond it only on request: MAX_DYNAMIC_SHARED_SIZE_BYTES
         status = cuda.cuFuncSetAttribute(function, 8, shared_bytes)
-        _check(status, f"giving kernel '{name}' {shared_bytes} bytes of shared memory")
+        check(status, f"giving kernel '{name}' {shared_bytes} bytes of shared memory")
     numbers = [ctypes.c_int() for _ in range(3)]
     for number, attribute in zip(numbers, (4, 3, 0)):  # NUM_REGS, LOCAL_SIZE, MAX_THREADS
         status = cuda.cuFuncGetAttribute(ctypes.byref(number), attribute, function)
-        _check(status, f"asking kernel '{name}' what it needs")
+        check(status, f"asking kernel '{name}' what it needs")
     registers, local_bytes, most_threads = (number.value for number in numbers)
     return Function(function.value or 0, name, device, registers, local_bytes, most_threads)
 
@@ -404,7 +405,7 @@ def packed_launch(
         if status == _NO_CONTEXT:
             bind_context(device)
             status = cuda.cuLaunchKernelEx(*arguments)
-        _check(status, f"launching '{name}'")
+        check(status, f"launching '{name}'")
 
     geometry = None if grid is not None else (threads, shared_bytes, num_ctas)
     address = ctypes.addressof(attributes) if attributes is not None else 0
@@ -440,52 +441,3 @@ def _store(memory: bytearray, at: int, kind: str, code: str, value: Any) -> None
     if kind in ("fp32", "f32"):
         value = _single(value)
     struct.pack_into("<" + code, memory, at, value)
-
-
-def encode_tensor_map(
-    address: int,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    box: Sequence[int],
-    *,
-    element_bytes: int,
-    element_type: int,
-    swizzle: int,
-    padding: int = 0,
-) -> bytes:
-    """Encode a TMA descriptor for tiles, with the driver's cuTensorMapEncodeTiled.
-
-    It is work of the host alone: legal while a CUDA graph is captured.
-
-    Args:
-        address: Of the first element, a multiple of 16.
-        shape: Sizes, the last dimension is the one that lies contiguous; at most 5.
-        strides: In elements; the last one, which must be 1, is not read.
-        box: Sizes of a tile.
-        element_bytes: Of one element.
-        element_type: A CUtensorMapDataType.
-        swizzle: A CUtensorMapSwizzle.
-        padding: 1 to read NaN outside the tensor, 0 to read 0.
-
-    Returns:
-        The CUtensorMap, 128 bytes.
-
-    Raises:
-        LaunchError: If the driver refuses; the text has all arguments.
-    """
-    rank = len(shape)
-    sizes = (ctypes.c_uint64 * 5)(*reversed(shape))
-    steps = (ctypes.c_uint64 * 5)(*(element_bytes * s for s in reversed(strides[:-1])))
-    tile, ones = (ctypes.c_uint32 * 5)(*reversed(box)), (ctypes.c_uint32 * 5)(1, 1, 1, 1, 1)
-    room = ctypes.create_string_buffer(128 + 64)
-    start = -ctypes.addressof(room) % 64  # a CUtensorMap lies at a multiple of 64
-    status = library().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(ctypes.addressof(room) + start), element_type, rank,
-        ctypes.c_void_p(address), sizes, steps, tile, ones, 0, swizzle, 2, padding,
-    )  # fmt: skip
-    _check(
-        status,
-        f"encoding a TMA descriptor for shape {tuple(shape)}, strides {tuple(strides)}, box "
-        f"{tuple(box)}, {element_bytes} bytes an element, swizzle {swizzle}, address {address:#x}",
-    )
-    return room.raw[start : start + 128]

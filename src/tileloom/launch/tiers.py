@@ -270,7 +270,7 @@ class _TritonMaps(TensorMaps):
         o = self._options
         return self._fill(
             address, o["swizzle"], o["element_bytes"], o["element_type"], box, shape, strides,
-            o["padding"],
+            o["fill"],
         )  # fmt: skip
 
 
