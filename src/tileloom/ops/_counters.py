@@ -1,9 +1,13 @@
-"""Counters that are zero when a kernel begins, without a launch that zeroes each.
+"""Counters that are zero when a kernel begins, and workspaces: neither is made anew in each call.
 
 A kernel that draws its tiles adds to a counter and leaves it so. Zeroing one by `torch.zeros` is a
 launch of its own, about as dear on the host as the kernel's. Here 1,024 are zeroed at a time, and
 each is given away once. While a CUDA graph is captured each is zeroed by itself: the graph must do
 it again whenever it is replayed.
+
+Counters that a kernel leaves at zero, and a workspace that nobody reads after it, are kept, one for
+each device and stream: launches on one stream follow each other. While a CUDA graph is captured
+both come from its own pool, which lives as long as the graph.
 """
 
 from __future__ import annotations
@@ -61,28 +65,65 @@ def zero_counter(like: torch.Tensor) -> torch.Tensor | Counter:
         return fresh.pop()
 
 
-_shared: dict[tuple[int, int], torch.Tensor] = {}
+_Key = tuple[int, int]
+_MOST_STREAMS = 256
+_zeros: dict[_Key, torch.Tensor] = {}
+_rooms: dict[_Key, torch.Tensor] = {}
+
+
+def _keep(kept: dict[_Key, torch.Tensor], key: _Key, tensor: torch.Tensor) -> torch.Tensor:
+    if len(kept) >= _MOST_STREAMS:
+        kept.clear()
+    kept[key] = tensor
+    return tensor
 
 
 def split_counters(like: torch.Tensor, count: int) -> torch.Tensor:
     """Return `count` counters that are 0 and that the kernel leaves at 0 again.
-
-    Launches on one stream follow each other, so they share the counters.
 
     Args:
         like: Any tensor. Its device is the current one if it is a GPU.
         count: How many.
 
     Returns:
-        int32, at least `count` elements.
+        int32, at least `count` elements, for what the current stream runs next.
     """
     if not like.is_cuda or torch.cuda.is_current_stream_capturing():
         return like.new_zeros(count, dtype=torch.int32)
     device = like.get_device()
     key = (device, torch._C._cuda_getCurrentRawStream(device))
-    found = _shared.get(key)
+    found = _zeros.get(key)
     if found is None or found.numel() < count:
-        if len(_shared) >= 256:  # streams
-            _shared.clear()
-        found = _shared[key] = like.new_zeros(max(count, 4096), dtype=torch.int32)
+        found = _keep(_zeros, key, like.new_zeros(max(count, 4096), dtype=torch.int32))
+    return found
+
+
+MOST_KEPT_BYTES = 64 * 2**20
+"""A workspace of more bytes is allocated for one call and given back after it."""
+
+
+def workspace(like: torch.Tensor, elements: int) -> torch.Tensor:
+    """Return memory that holds anything, for one launch and until it has ended.
+
+    Memory: each device and stream keeps the largest that was asked for, of `MOST_KEPT_BYTES` at
+    most, until the process ends.
+
+    Args:
+        like: Any tensor. Its device is the current one if it is a GPU.
+        elements: How many.
+
+    Returns:
+        float32, at least so many elements, for what the current stream runs next.
+    """
+    if (
+        not like.is_cuda
+        or 4 * elements > MOST_KEPT_BYTES
+        or torch.cuda.is_current_stream_capturing()
+    ):
+        return like.new_empty(elements, dtype=torch.float32)
+    device = like.get_device()
+    key = (device, torch._C._cuda_getCurrentRawStream(device))
+    found = _rooms.get(key)
+    if found is None or found.numel() < elements:
+        found = _keep(_rooms, key, like.new_empty(elements, dtype=torch.float32))
     return found

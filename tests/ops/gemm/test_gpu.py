@@ -117,6 +117,18 @@ def test_split_k_on_two_streams():
     assert all(torch.equal(out, right) for out in outs)
 
 
+def test_split_k_allocates_its_workspace_once():
+    a, b, _ = MatmulCase(64, 512, 4096).inputs("cuda")
+    out, config = torch.empty(64, 512, device="cuda", dtype=BF16), GluonSm90Config(64, 64, splits=8)
+    right = matmul(a, b, config=config)
+    matmul(a, b, out=out, config=config)
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(10):
+        matmul(a, b, out=out, config=config)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert torch.equal(out, right)
+
+
 def test_a_counter_deals_the_tiles():
     assert (
         _judged(MatmulCase(1000, 2056, 264), GluonSm90Config(scheduler="dynamic")) == "gluon_sm90"

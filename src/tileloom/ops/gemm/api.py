@@ -62,8 +62,9 @@ def matmul(
         ConfigError: If `config` cannot run the problem; it lists the reasons.
         UnsupportedError: If no backend can.
 
-    Memory: the output; on CPU the reference a float32 copy of half-precision operands. The
-        backward keeps a and b, and computes what an activation was given again.
+    Memory: the output; on CPU the reference a float32 copy of half-precision operands. Split-K
+        keeps its partial sums' workspace for each device and stream: what the largest call took,
+        64 MiB at most. The backward keeps a and b, and computes what an activation was given again.
     Determinism: bitwise repeatable on one GPU model, gradients included.
     Gradients: of a, b, bias and residual, to any order.
     Autocast: a and b are cast to autocast's dtype, as by `torch.matmul`; bias and residual keep

@@ -12,7 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.launch.bound import Number
 from tileloom.launch.launcher import prepared
-from tileloom.ops._counters import split_counters, zero_counter
+from tileloom.ops._counters import split_counters, workspace, zero_counter
 from tileloom.ops.gemm.config import GluonSm90Config
 from tileloom.ops.gemm.kernel_gluon_sm90 import matmul_kernel
 from tileloom.ops.gemm.problem import MatmulProblem
@@ -135,7 +135,7 @@ def bind_matmul(
         return zero_counter(like) if config.scheduler == "dynamic" else None
 
     def partials(like: torch.Tensor) -> torch.Tensor | None:
-        return like.new_empty(elements, dtype=torch.float32) if config.splits > 1 else None
+        return workspace(like, elements) if config.splits > 1 else None
 
     bound = prepared(matmul_kernel, num_warps=4).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
