@@ -2,6 +2,7 @@
 # Makes .venv with tileloom and its tools in it, or the further Triton versions beside it.
 #   setup.sh venv              .venv, stamped when complete
 #   setup.sh triton VERSION    .triton-versions/VERSION, to be put first on PYTHONPATH
+#   setup.sh cute              .cute-dsl, which tests/cpasync/conftest.py puts on the path
 # Called by make from the repository's root. PYTHON names the interpreter to build .venv with.
 set -eu
 # Also for the pip that pip starts to build tileloom: an index out of reach should be told soon.
@@ -82,8 +83,18 @@ add_triton() {
     mv ".triton-versions/$1.partial" ".triton-versions/$1"
 }
 
+add_cute() {
+    say "installing the CuTe DSL beside .venv, for the tests of cpasync (.cute-dsl)"
+    rm -rf .cute-dsl .cute-dsl.partial
+    pip install -qq -c constraints.txt --target .cute-dsl.partial nvidia-cutlass-dsl ||
+        explain_pip nvidia-cutlass-dsl
+    touch .cute-dsl.partial/.complete
+    mv .cute-dsl.partial .cute-dsl
+}
+
 case ${1:-} in
 venv) make_venv ;;
 triton) add_triton "$2" ;;
-*) fail "usage: setup.sh venv | setup.sh triton VERSION" ;;
+cute) add_cute ;;
+*) fail "usage: setup.sh venv | setup.sh triton VERSION | setup.sh cute" ;;
 esac

@@ -110,7 +110,13 @@ def test_constraints_are_exact_and_hold_what_pyproject_asks_for():
     assert pins["triton"] == "3.7.1"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *extras["dev"], *extras["hf"], *extras["report"]]
+    asked = [
+        *project["dependencies"],
+        *extras["dev"],
+        *extras["hf"],
+        *extras["report"],
+        *extras["cute"],
+    ]
     names = {a.split(";")[0].split(">")[0].split("=")[0].strip().lower() for a in asked}
     assert names <= {name.lower() for name in pins}
 
@@ -146,6 +152,8 @@ def test_failed_tests_and_no_tests_at_all_fail_the_command(clone, status):
     for version in ("3.6.0", "3.9.0"):
         (clone / ".triton-versions" / version / "triton").mkdir(parents=True)
         (clone / ".triton-versions" / version / "triton" / "__init__.py").touch()
+    (clone / ".cute-dsl").mkdir()
+    (clone / ".cute-dsl" / ".complete").touch()
     done = make(clone, "test")
     assert done.returncode != 0
     assert "-m pytest -n " in done.stdout
