@@ -13,22 +13,30 @@ import pytest
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from tests.emulator import support
 from tileloom import device, emulator
 from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
-from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.compat import thread_barrier, tma_load, tma_store
+from tileloom.device.cp_async import cp_async
 from tileloom.device.memory import (
     globaltimer,
     load_acquire_sys,
+    store_release,
     store_release_sys,
     wait_flag,
     wait_flag_set,
 )
 from tileloom.device.order import pin, stay
+from tileloom.device.tma import tma_store_wait
 from tileloom.emulator import capture
 from tileloom.emulator.ir import walk
 from tileloom.emulator.lower import known_ops
@@ -119,7 +127,78 @@ def _meets(x_desc, out_ptr, helper: gl.constexpr):
     helper()
 
 
+@gluon.jit
+def _combines(x_desc, out_ptr, helper: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+    buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
+    buf.store(gl.full([16, 32], 1.0, gl.float32, layout))
+    fence_async_shared()
+    helper(x_desc, [0, 0], buf, "add")
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _stores(x_desc, out_ptr, helper: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [8, 4], [4, 1], [1, 0])
+    buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
+    buf.store(gl.full([16, 32], 1.0, gl.float32, layout))
+    fence_async_shared()
+    tma_store(x_desc, [16, 0], buf)
+    helper(1)
+    helper(0, read=False)
+
+
+@gluon.jit
+def _fences(x_desc, out_ptr, helper: gl.constexpr):
+    helper()
+    helper("global")
+    helper("all")
+
+
+@gluon.jit
+def _pieces(x_desc, out_ptr, helper: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    at = gl.arange(0, 512, layout)
+    piece = gl.allocate_shared_memory(
+        gl.float32, [512], gl.SwizzledSharedLayout(1, 1, 1, order=[0])
+    )
+    gl.store(out_ptr + at, 2.0)
+    thread_barrier()
+    helper(piece, out_ptr + at, mask=at < 500)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    gl.store(out_ptr + at, piece.load(layout))
+
+
+@gluon.jit
+def _late_arrivals(x_desc, out_ptr, helper: gl.constexpr):
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    helper(bar)
+    mbarrier.arrive(bar, count=1)
+    mbarrier.wait(bar, 0)
+
+
+@gluon.jit
+def _allocates(x_desc, out_ptr, helper: gl.constexpr):
+    bars = helper(2)
+    mbarrier.init(bars.index(1), count=1)
+    mbarrier.arrive(bars.index(1), count=1)
+    mbarrier.wait(bars.index(1), 0)
+
+
 CALLS = {
+    "tma_reduce": _combines,
+    "tma_store_wait": _stores,
+    "fence_proxy_async": _fences,
+    "fence_async_shared": _meets,
+    "fence_barrier_init": _meets,
+    "cp_async": _pieces,
+    "async_copy_load": _pieces,
+    "mbarrier_cp_async_arrive": _late_arrivals,
+    "mbarrier_allocate": _allocates,
+    "load_acquire": _acquires,
+    "store_release": _releases,
     "thread_barrier": _meets,
     "stay": _stays,
     "wait_flag": _waits,
@@ -200,7 +279,11 @@ def test_helpers_do_what_they_say():
     assert launch(wait_flag_set, _waits_for_any)[2][0] == 1
     assert launch(load_acquire_sys, _acquires)[2][1] == 0
     assert launch(store_release_sys, _releases)[2].view(torch.int32)[0] == 7
+    assert launch(store_release, _releases)[2].view(torch.int32)[0] == 7
     assert launch(globaltimer, _clocks)[2][0] == 1
+    assert launch(cp_async, _pieces)[2].tolist() == [2.0] * 500 + [0.0] * 12
+    _, x, _ = launch(tma_store_wait, _stores)
+    assert torch.equal(x[16:], torch.ones(16, 32))
     assert set(CALLS) == {
         name
         for module in MODULES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
 
 @gluon.constexpr_function
@@ -41,3 +41,19 @@ def arrive_each_thread(barrier):
     for a wgmma before handing back the shared memory that it reads.
     """
     async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+@gluon.jit
+def mbarrier_cp_async_arrive(barrier):
+    """Let the cp.async of each thread so far arrive at an mbarrier, beyond the count it expects.
+
+    The count goes up by one for each thread now and down as its copies complete: it takes another
+    arrival to end the phase. `arrive_each_thread` is the form whose arrivals are expected.
+    """
+    async_copy.mbarrier_arrive(barrier, increment_count=True)
+
+
+@gluon.jit
+def mbarrier_allocate(count: gl.constexpr):
+    """Allocate `count` mbarriers; `.index(i)` is one of them. They are not initialised."""
+    return gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())

@@ -11,6 +11,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tileloom.device.compat import thread_barrier
+
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+_GPU = gl.constexpr("gpu")  # Triton 3.6 takes a default text only so
+
 
 @gluon.constexpr_function
 def _wait_ptx(test):
@@ -80,6 +85,50 @@ def store_release_sys(flag, value):
         "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;",
         "=r,l,r", [flag.to(gl.int64), value], gl.int32, False, 1,
     )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _scoped(text, function, scope):
+    if scope not in _SCOPES:
+        raise ValueError(
+            f"{function}: scope is {scope!r}; known: {', '.join(_SCOPES)}. Try: scope='gpu'."
+        )
+    return text.replace("SCOPE", scope)
+
+
+@gluon.jit
+def load_acquire(flag, scope: gl.constexpr = _GPU):
+    """Load a 32-bit word; what its writer wrote before releasing it is visible afterwards.
+
+    To ordinary loads, that is: before a TMA load of such data comes `fence_proxy_async("global")`.
+
+    Args:
+        flag: Pointer to the word, a scalar.
+        scope: How far its writer may be: ``"cta"``, ``"cluster"``, ``"gpu"``, ``"sys"``.
+    """
+    text: gl.constexpr = _scoped(
+        "ld.acquire.SCOPE.global.b32 $0, [$1];", "load_acquire", scope
+    )  # fmt: skip
+    return gl.inline_asm_elementwise(text, "=r,l", [flag.to(gl.int64)], gl.int32, False, 1)
+
+
+@gluon.jit
+def store_release(flag, value, scope: gl.constexpr = _GPU):
+    """Store a 32-bit word that announces what was written before.
+
+    By the whole partition: its threads meet first, so that the word stands for what each of them
+    wrote. What TMA stores wrote counts after `tma_store_wait(0, read=False)`.
+
+    Args:
+        flag: Pointer to the word, a scalar.
+        value: int32.
+        scope: How far its reader may be: ``"cta"``, ``"cluster"``, ``"gpu"``, ``"sys"``.
+    """
+    text: gl.constexpr = _scoped(
+        "st.release.SCOPE.global.b32 [$1], $2; mov.b32 $0, $2;", "store_release", scope
+    )  # fmt: skip
+    thread_barrier()
+    gl.inline_asm_elementwise(text, "=r,l,r", [flag.to(gl.int64), value], gl.int32, False, 1)
 
 
 @gluon.jit

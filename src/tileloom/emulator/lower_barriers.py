@@ -239,10 +239,11 @@ def _proxy_fence(op: Op, program: Program) -> Run:
     "ttng.fence_mbarrier_init_release_cluster", "ttng.fence_mbarrier_init", kind=STEP, words=r""
 )
 def _init_fence(op: Op, program: Program) -> Run:
-    return lambda f: _release_inits(f[0])
+    return lambda f: release_inits(f[0])
 
 
-def _release_inits(partition: Partition) -> None:
+def release_inits(partition: Partition) -> None:
+    """Play fence.mbarrier_init: TMA sees the mbarriers that were initialised before."""
     for buffer in partition.cta.buffers.values():
         for barrier in buffer.bars.values():
             barrier.fenced = True
@@ -280,7 +281,7 @@ def _cluster_barrier(op: Op, program: Program) -> Run:
 
     def run(f: Frame) -> None:
         if dialect.RELAXED_BARRIER_HAS_FENCE:
-            _release_inits(f[0])
+            release_inits(f[0])
         cluster.arrive_all(f[0], relaxed=relaxed)
         cluster.wait_all(f[0])
 

@@ -13,6 +13,7 @@ from tileloom.emulator import dtypes, global_access, global_edges, ptx_mbarrier
 from tileloom.emulator.barriers import NamedBarrier
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.lower_async import wait_stores
+from tileloom.emulator.lower_barriers import release_inits
 from tileloom.emulator.machine import Partition, Wait
 from tileloom.emulator.memory import Storage
 from tileloom.emulator.ptx import Instruction, Lanes
@@ -177,6 +178,7 @@ def _fence(lanes: Lanes, i: Instruction) -> None:
                 one.fence_proxies(shared="global" not in parts, memory="shared" not in i.name)
         return
     if "mbarrier_init" in parts:
+        release_inits(partition)
         return
     if "cta" not in parts:
         for one in partition.team:

@@ -1,0 +1,103 @@
+"""The Gluon vocabulary on the emulator: values under every schedule and level, planted bugs."""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+import torch
+
+from tests.cpasync import gluon_cases
+from tests.emulator.support import load_text
+from tileloom import emulator
+from tileloom.cpasync import gluon as cp
+
+TEXT = inspect.getsource(gluon_cases)
+RUNS = [("late", "ttgir", 0), ("eager", "ttgir", 0), ("random", "ttgir", 1),
+        ("late", "machine", 0), ("eager", "machine", 0), ("random", "machine", 2)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "level", "seed"), RUNS, ids=str)
+@pytest.mark.parametrize("case", gluon_cases.CASES)
+def test_values(case, schedule, level, seed):
+    with emulator.run(schedule=schedule, level=level, seed=seed, collect=True) as run:
+        result, right = gluon_cases.CASES[case]()
+    assert [r.text() for r in run.reports] == []
+    assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, torch.int32) for kind in gluon_cases.KINDS), ("add", torch.float32),
+     *((kind, torch.float16) for kind in ("add", "min", "max"))],
+    ids=str,
+)  # fmt: skip
+def test_every_reduction(kind, dtype):
+    with emulator.run() as run:
+        result, right = gluon_cases.reduce(kind, dtype)
+    assert run.reports == []
+    assert torch.equal(result, right)
+
+
+BUGS = [
+    # the case, what is replaced, by what, the kind of the report and a part of its line
+    ("ring", "        cp.mbarrier_wait(full.index(slot), (i // STAGES) & 1)\n", "", "race",
+     "tile.index(slot).load"),
+    ("ring", "        cp.tma_store_wait(0)\n        out.store", "        out.store", "race",
+     "out.store(value + 1)"),
+    ("ring", "        cp.fence_proxy_async()\n        cp.thread_barrier()\n",
+     "        cp.thread_barrier()\n", "proxy", "TMA load"),
+    ("ring", "        cp.fence_proxy_async()\n        cp.tma_store(y_desc", "        cp.tma_store(y_desc",
+     "proxy", "cp.tma_store(y_desc"),
+    ("ring", "    cp.fence_barrier_init()\n    for i in gl.static_range(STAGES):\n",
+     "    for i in gl.static_range(STAGES):\n", "barrier", "cp.tma_load(x_desc, [i * ROWS"),
+    ("ring", "x_desc.block_type.nbytes, pred=more", "8, pred=more", "race|deadlock", "full.index(slot)"),
+    ("tails", "    cp.cp_async_wait(1)\n", "", "race", "piece.index(0).load"),
+    ("tails", "    cp.cp_async_wait(0)\n", "", "race", "piece.index(1).load"),
+    ("tails", "        cp.cp_async_commit()\n", "", "race", "piece.index(0).load"),
+    ("tails", ", mask=i * SIZE + at < n", "", "out-of-bounds", "cp.cp_async(piece"),
+    ("arrivals", "    cp.mbarrier_wait(bars.index(0), 0)\n", "", "race", "piece.index(0).load"),
+    ("arrivals", "    cp.mbarrier_cp_async_arrive_noinc(bars.index(0))\n", "", "deadlock",
+     "cp.mbarrier_wait(bars.index(0)"),
+    ("arrivals", "    cp.mbarrier_cp_async_arrive(bars.index(1))\n", "", "race",
+     "piece.index(1).load"),
+    ("arrivals", "    cp.mbarrier_arrive(bars.index(1), count=1)\n", "", "deadlock",
+     "cp.mbarrier_wait(bars.index(1)"),
+    ("arrivals", "bars.index(0), count=128", "bars.index(0), count=127", "barrier|race", "bars.index(0)"),
+    ("hand_on", "read=False", "read=True", "race", "cp.tma_load(desc"),
+    ("hand_on", "    cp.store_release(flag, 1)", "    gl.store(flag, 1)", "race", "flag"),
+    ("publish", 'cp.fence_proxy_async("global")\n', 'cp.fence_proxy_async("shared")\n', "proxy",
+     "cp.tma_load(desc"),
+    ("publish", '    cp.fence_proxy_async("global")\n', "", "proxy", "cp.tma_load(desc"),
+    ("meet", "    cp.named_barrier_sync(8, 256)\n", "", "race|deadlock|uninitialized|exit", "piece"),
+    ("meet", "    cp.named_barrier_sync(9, 256)\n", "", "race|deadlock|exit", "piece"),
+    ("meet", "    cp.mbarrier_wait(done.index(0), 0)\n    piece.store", "    piece.store", "race",
+     "piece.store(gl.load(x_ptr + at))"),
+    ("slow_arrival", "    cp.mbarrier_wait(ready.index(0), 0)\n", "",
+     "race|uninitialized|exit", "piece"),
+    ("reduce", "    cp.fence_proxy_async()\n    cp.tma_reduce", "    cp.tma_reduce", "proxy",
+     "cp.tma_reduce"),
+    ("reduce", "    cp.tma_reduce(desc, [0, 0], tile, KIND)\n", "    cp.tma_store(desc, [0, 0], tile)\n",
+     "race", "cp.tma_store"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug[0]}-{bug[1].strip()[:40]}")
+def test_planted_bug_is_reported(bug, tmp_path):
+    case, old, new, kinds, line = bug
+    assert TEXT.count(old) >= 1
+    module = load_text(case, TEXT.replace(old, new), tmp_path)
+    with emulator.run(schedule="late", level="ttgir", collect=True) as run:
+        module.CASES[case]()
+    found = [r for r in run.reports if r.kind in kinds.split("|")]
+    assert found, [r.text() for r in run.reports]
+    assert any(line in r.text() for r in found), found[0].text()
+
+
+def test_every_name_is_there_and_used_by_a_case():
+    for name in cp.__all__:
+        assert callable(getattr(cp, name))
+        assert f"cp.{name}(" in TEXT, name
+    assert importlib.import_module("tileloom.cpasync.gluon") is cp

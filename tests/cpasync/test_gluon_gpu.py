@@ -1,0 +1,52 @@
+"""The Gluon vocabulary on a GPU: the kernels that the emulator plays, and waits that take long."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.cpasync import gluon_cases
+from tileloom.target import target_of_device
+
+IS_HOPPER = torch.cuda.is_available() and target_of_device(torch.device("cuda")).capability == (
+    9,
+    0,
+)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not IS_HOPPER, reason="needs a GPU of compute capability 9.0"),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu():
+    before = torch.get_default_device()
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(before)
+
+
+@pytest.mark.parametrize("case", gluon_cases.CASES)
+def test_values(case):
+    for _ in range(20):
+        result, right = gluon_cases.CASES[case]()
+        assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("kind", gluon_cases.KINDS)
+def test_every_reduction(kind):
+    dtypes = [torch.int32, torch.float16] if kind in ("add", "min", "max") else [torch.int32]
+    for dtype in (*dtypes, *([torch.float32] if kind == "add" else [])):
+        result, right = gluon_cases.reduce(kind, dtype, programs=64)
+        assert torch.equal(result, right), dtype
+
+
+@pytest.mark.parametrize("n", [*range(20), 511, 512, 513, 700, 1023, 1024])
+def test_every_tail_is_filled_with_zeros(n):
+    result, right = gluon_cases.tails(n)
+    assert torch.equal(result, right)
+
+
+def test_a_wait_of_more_than_10_ms_does_not_fall_through():
+    result, right = gluon_cases.slow_arrival(nanoseconds=30_000_000)
+    assert torch.equal(result, right)
