@@ -1,5 +1,6 @@
 """What only a real card can show about the timer; the rest is tested on the CPU."""
 
+import json
 import time
 
 import pytest
@@ -67,6 +68,23 @@ def test_pytorchs_backends_and_ours_pass_the_gate():
         cell = run_cell(case, contenders, session)
     assert [(entry.status, entry.reason) for entry in cell.entries] == [("ok", None)] * 3
     assert cell.sets > 2  # the inputs are far smaller than the cache
+
+
+def test_products_are_measured_beside_pytorchs(tmp_path):
+    sizes = {"m": 512, "n": 1024, "k": 1024}
+    cases = [
+        {"name": "plain", **sizes},
+        {"name": "fused", **sizes, "bias": True, "activation": "gelu"},
+        {"name": "chunks", **sizes, "chunks": 4},
+    ]
+    path, out = tmp_path / "cases.json", tmp_path / "run.json"
+    path.write_text(json.dumps({"cases": cases}))
+    arguments = ["gemm", "--cases-file", str(path), "--rounds", "5", "--peers", "torch,seed"]
+    assert command.main([*arguments, "--out", str(out)]) == 0
+    for cell in json.loads(out.read_text())["cells"]:
+        entries = {entry["name"]: entry for entry in cell["entries"]}
+        assert {name: e["reason"] for name, e in entries.items()} == dict.fromkeys(entries)
+        assert entries["tileloom"]["about"]["backend"] == "gluon_sm90"
 
 
 def test_the_machine_is_described():

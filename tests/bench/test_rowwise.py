@@ -12,13 +12,13 @@ import pytest
 import torch
 from tests.bench.fakes import CPU, FakeTimer, OneMs
 
-from tileloom.bench.rowwise_case import WORKS, RowwiseCase, load_rowwise_cases
-from tileloom.bench.rowwise_run import (
-    RowwiseContender,
-    RowwiseSession,
+from tileloom.bench.function_run import (
+    FunctionContender,
+    FunctionSession,
     copy_bandwidth,
-    run_rowwise_cell,
+    run_function_cell,
 )
+from tileloom.bench.rowwise_case import WORKS, RowwiseCase, load_rowwise_cases
 from tileloom.bench.timer import Plan
 from tileloom.cli.bench_rowwise import contenders, run
 from tileloom.errors import OptionError
@@ -42,8 +42,8 @@ def test_the_formula_is_what_pytorch_offers(operator, direction):
         torch.testing.assert_close(ours, theirs)
 
 
-def _session(timer: FakeTimer) -> RowwiseSession:
-    return RowwiseSession(CPU, timer, PLAN, assert_accurate, l2_bytes=1000, copy_gbps=2.0)
+def _session(timer: FakeTimer) -> FunctionSession:
+    return FunctionSession(CPU, timer, PLAN, assert_accurate, l2_bytes=1000, copy_gbps=2.0)
 
 
 def _spending(timer: FakeTimer, ms: float, change=lambda out: out):
@@ -64,12 +64,12 @@ def test_a_cell_has_numbers_for_those_that_are_right_and_reasons_for_the_others(
     timer = FakeTimer()
     case = RowwiseCase("c", "softmax", 64, 50, "forward", "float32")
     columns = [
-        RowwiseContender("twice", _spending(timer, 2.0)),
-        RowwiseContender("once", _spending(timer, 1.0)),
-        RowwiseContender("wrong", _spending(timer, 0.1, lambda out: out * 1.01)),
-        RowwiseContender("failing", failing),
+        FunctionContender("twice", _spending(timer, 2.0)),
+        FunctionContender("once", _spending(timer, 1.0)),
+        FunctionContender("wrong", _spending(timer, 0.1, lambda out: out * 1.01)),
+        FunctionContender("failing", failing),
     ]
-    cell = run_rowwise_cell(case, columns, _session(timer))
+    cell = run_function_cell(case, columns, _session(timer))
     twice, once, wrong, failed = cell.entries
     assert [e.status for e in cell.entries] == ["ok", "ok", "wrong", "failed"]
     assert once.time_ms is not None
@@ -97,10 +97,10 @@ def test_the_backward_is_judged_by_every_gradient():
     timer = OneMs()
     case = RowwiseCase("c", "rms_norm", 32, 64, "backward", "float32")
     columns = [
-        RowwiseContender("right", lambda case: case.work.eager),
-        RowwiseContender("half", lambda case: lambda x, w: case.work.eager(x, Halved.apply(w))),
+        FunctionContender("right", lambda case: case.work.eager),
+        FunctionContender("half", lambda case: lambda x, w: case.work.eager(x, Halved.apply(w))),
     ]
-    cell = run_rowwise_cell(case, columns, _session(timer))
+    cell = run_function_cell(case, columns, _session(timer))
     assert [e.status for e in cell.entries] == ["ok", "wrong"]
 
 
@@ -132,7 +132,7 @@ def test_quack_takes_part_where_it_has_the_operator_and_says_why_not(monkeypatch
             with monkeypatch.context() as patch:
                 patch.setitem(sys.modules, "quack", package)
                 patch.setitem(sys.modules, "quack.rmsnorm", norms)
-                (entry,) = run_rowwise_cell(case, [column], _session(OneMs())).entries
+                (entry,) = run_function_cell(case, [column], _session(OneMs())).entries
             if operator == "swiglu":
                 assert entry.status == "refused"
                 assert entry.reason == "QuACK has swiglu only as a part of its GEMMs"
@@ -140,7 +140,7 @@ def test_quack_takes_part_where_it_has_the_operator_and_says_why_not(monkeypatch
                 assert entry.status == "ok", entry.reason
     monkeypatch.setitem(sys.modules, "quack", None)
     case = RowwiseCase("c", "softmax", 32, 64, "forward", "float32")
-    (entry,) = run_rowwise_cell(case, [column], _session(OneMs())).entries
+    (entry,) = run_function_cell(case, [column], _session(OneMs())).entries
     assert entry.status == "refused"
     assert entry.reason is not None
     assert entry.reason.startswith("quack cannot be imported (ModuleNotFoundError: ")

@@ -53,6 +53,15 @@ def _why(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
 
 
+def import_fault(module: str) -> str | None:
+    """Say why a peer's module cannot be imported; None if it can."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken install raises whatever it likes
+        return f"{module} cannot be imported ({_why(error)})"
+    return None
+
+
 def _version(package: str) -> str:
     try:
         return f"{package} {importlib.metadata.version(package)}"
@@ -65,10 +74,9 @@ def _fa4() -> Contender:
 
     def refuse(case: AttentionCase, inputs: Inputs) -> str | None:
         del inputs
-        try:
-            importlib.import_module("flash_attn.cute")
-        except Exception as error:  # a broken install raises whatever it likes
-            return f"flash_attn.cute cannot be imported ({_why(error)})"
+        fault = import_fault("flash_attn.cute")
+        if fault is not None:
+            return fault
         if case.is_causal and case.len_q != case.len_k:
             return "its causal mask counts from the bottom right corner, the case's from the top"
         if case.bias or case.dropout_p:

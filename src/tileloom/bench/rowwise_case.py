@@ -48,6 +48,11 @@ class RowwiseCase:
         return WORKS[self.operator]
 
     @property
+    def formula(self) -> Callable[..., torch.Tensor]:
+        """Return the plain formula."""
+        return self.work.formula
+
+    @property
     def bytes_moved(self) -> int:
         """Count each input once and each output once, in bytes; what a row shares is left out."""
         work = self.work

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tileloom.bench.peers import import_fault
 from tileloom.bench.rowwise_case import EPS, RowwiseCase
 
 _LACKS = {"swiglu": "QuACK has swiglu only as a part of its GEMMs"}
@@ -17,12 +18,7 @@ def refuse_quack(case: RowwiseCase) -> str | None:
     """Say why QuACK cannot take a case; None if it can."""
     if case.operator in _LACKS:
         return _LACKS[case.operator]
-    try:
-        importlib.import_module("quack")
-    except Exception as error:  # a broken install raises whatever it likes
-        lines = str(error).strip().splitlines() or ["no text"]
-        return f"quack cannot be imported ({type(error).__name__}: {lines[0]})"
-    return None
+    return import_fault("quack")
 
 
 def quack(case: RowwiseCase) -> Callable[..., torch.Tensor]:

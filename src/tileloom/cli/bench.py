@@ -52,14 +52,16 @@ def add_parser(subparsers: Any) -> None:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     # fmt: off
-    add("operator", choices=["attention", "rowwise"], help="what to measure")
+    add("operator", choices=["attention", "gemm", "rowwise"], help="what to measure")
     add("--cases", default="all", metavar="NAMES",
         help="comma list of cases, * and ? allowed, such as d128-*; default: all")
     add("--cases-file", type=Path, metavar="FILE",
-        help="JSON with the cases; default: benchmarks/attention_cases.json")
+        help="JSON with the cases; default: attention_cases.json, gemm_cases.json or "
+        "rowwise_cases.json of benchmarks/")
     add("--peers", metavar="NAMES",
-        help="comma list of cudnn, flash, efficient, fa4, flex, or none; default: all but flex, "
-        "which compiles; with --quick cudnn and efficient")
+        help="attention: comma list of cudnn, flash, efficient, fa4, flex, or none; default: all "
+        "but flex, which compiles; with --quick cudnn and efficient. gemm: torch, compile, seed, "
+        "quack, and not by default compile-max, quack-tuned. rowwise: eager, compile, quack")
     add("--config", action="append", default=[], metavar="[CASES@]TEXT",
         help="one more contender: an explicit config, as config.encode() and the record of a run "
         "write it; after d64-*@ in the cases of that name only; may be repeated")
@@ -270,7 +272,7 @@ def _measure(job: _Run, session: Session, started: float) -> None:
     from tileloom.bench import Plan, affordable_rounds, run_cell
     from tileloom.bench.bound import bound_notes
     from tileloom.bench.ceilings import measure_ceilings
-    from tileloom.bench.rowwise_run import copy_bandwidth
+    from tileloom.bench.function_run import copy_bandwidth
 
     session.step("ceilings: matmul and launch")
     short = Plan(5, sample_ms=10.0, warm_ms=10.0, pause_s=0.02)
@@ -389,6 +391,10 @@ def run(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         _say(_NO_GPU)
         return 1
+    if args.operator == "gemm":
+        from tileloom.cli.bench_gemm import run as run_gemm
+
+        return run_gemm(args, args.cases_file or _shipped("gemm_cases.json"), _device())
     if args.operator == "rowwise":
         from tileloom.cli.bench_rowwise import run as run_rowwise
 

@@ -12,16 +12,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileloom.bench.function_run import (
+    FunctionCell,
+    FunctionContender,
+    FunctionEntry,
+    FunctionSession,
+    copy_bandwidth,
+    run_function_cell,
+)
 from tileloom.bench.rowwise_case import EPS, RowwiseCase, load_rowwise_cases
 from tileloom.bench.rowwise_peers import quack, refuse_quack
-from tileloom.bench.rowwise_run import (
-    RowwiseCell,
-    RowwiseContender,
-    RowwiseEntry,
-    RowwiseSession,
-    copy_bandwidth,
-    run_rowwise_cell,
-)
 from tileloom.errors import OptionError
 
 if TYPE_CHECKING:
@@ -53,15 +53,15 @@ def _compiled(case: RowwiseCase) -> Callable[..., torch.Tensor]:
     return torch.compile(case.work.eager, dynamic=False)
 
 
-_CONTENDERS = {
-    "eager": RowwiseContender("eager", lambda case: case.work.eager),
-    "compile": RowwiseContender("compile", _compiled),
-    "quack": RowwiseContender("quack", quack, refuse_quack),
-    "tileloom": RowwiseContender("tileloom", _ours),
+_CONTENDERS: dict[str, FunctionContender[RowwiseCase]] = {
+    "eager": FunctionContender("eager", lambda case: case.work.eager),
+    "compile": FunctionContender("compile", _compiled),
+    "quack": FunctionContender("quack", quack, refuse_quack),
+    "tileloom": FunctionContender("tileloom", _ours),
 }
 
 
-def contenders(peers: str | None) -> list[RowwiseContender]:
+def contenders(peers: str | None) -> list[FunctionContender[RowwiseCase]]:
     """Return peers, then ours.
 
     Args:
@@ -85,7 +85,9 @@ class _Job:
     machine: dict[str, Any]
     code: dict[str, Any]
     date: str
-    cells: list[RowwiseCell] = field(default_factory=list["RowwiseCell"])
+    cells: list[FunctionCell[RowwiseCase]] = field(
+        default_factory=list["FunctionCell[RowwiseCase]"]
+    )
     copy_gbps: float = 0.0
     finished: bool = False
 
@@ -111,13 +113,13 @@ class _Job:
         write(self.args.out, content)
 
 
-def _number(entry: RowwiseEntry) -> str:
+def _number(entry: FunctionEntry) -> str:
     if entry.time_ms is None or entry.of_copy is None or entry.call_us is None:
         return entry.status
     return f"{entry.time_ms.median * 1000:.1f} ({entry.of_copy:.0%}) {entry.call_us.median:.1f}"
 
 
-def _table(cells: Sequence[RowwiseCell]) -> Table:
+def _table(cells: Sequence[FunctionCell[RowwiseCase]]) -> Table:
     from rich.table import Table
 
     names = [entry.name for entry in cells[0].entries]
@@ -131,7 +133,7 @@ def _table(cells: Sequence[RowwiseCell]) -> Table:
     return table
 
 
-def _measure(job: _Job, cases: Sequence[RowwiseCase], session: RowwiseSession, end: float) -> None:
+def _measure(job: _Job, cases: Sequence[RowwiseCase], session: FunctionSession, end: float) -> None:
     from tileloom.bench.timer import affordable_rounds
 
     columns = contenders(job.args.peers)
@@ -139,7 +141,7 @@ def _measure(job: _Job, cases: Sequence[RowwiseCase], session: RowwiseSession, e
         left = max(end - time.perf_counter(), 1.0)
         rounds = affordable_rounds(session.plan, 2 * len(columns), len(cases) - done, left)
         plan = replace(session.plan, rounds=rounds)
-        cell = run_rowwise_cell(case, columns, replace(session, plan=plan))
+        cell = run_function_cell(case, columns, replace(session, plan=plan))
         job.cells.append(cell)
         shown = ", ".join(f"{entry.name} {_number(entry)}" for entry in cell.entries)
         print(f"{case.name} ({cell.seconds:.1f} s): {shown}", file=sys.stderr, flush=True)
@@ -194,7 +196,7 @@ def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int
     try:
         with dog.running():
             job.copy_gbps = copy_bandwidth(device, timer, Plan(5, 20.0, 10.0, 0.02))
-            session = RowwiseSession(
+            session = FunctionSession(
                 *(device, timer, plan, assert_accurate, l2_bytes(device), job.copy_gbps),
                 card=watch.between,
                 step=dog.step,

@@ -18,7 +18,13 @@ from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, plan_key
 from tileloom.ops.gemm.autograd import new_output
-from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig, decode, gluon_rule
+from tileloom.ops.gemm.config import (
+    GluonSm90Config,
+    ReferenceConfig,
+    TritonConfig,
+    decode,
+    gluon_rule,
+)
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
 from tileloom.ops.gemm.signals import late
@@ -60,7 +66,7 @@ def choose_async(problem: MatmulProblem, target: Target, text: str) -> Choice:
     op = "async_input_matmul"
     config = decode(text)
     if target.kind == "cpu" and config is None:
-        return Choice(op, "reference", None, "rule", {}, problem)
+        return Choice(op, "reference", ReferenceConfig(), "rule", {}, problem)
     if config is not None and not isinstance(config, GluonSm90Config):
         raise ConfigError(
             f"{op}: config={config} waits for no chunk; only GluonSm90Config does. Try: "

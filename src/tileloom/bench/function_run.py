@@ -1,4 +1,4 @@
-"""One row-wise case: every contender is checked, then timed twice, with and without the host."""
+"""One case of a function of tensors: who takes part is checked, then timed twice, host and not."""
 
 from __future__ import annotations
 
@@ -7,35 +7,70 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 
 from tileloom.bench.machine import CardState
-from tileloom.bench.rowwise_case import RowwiseCase, Tensors
 from tileloom.bench.stats import Ratio, Summary, quantile, ratio_of, summarise
 from tileloom.bench.timer import Plan, Runner, Timed, Timer, interleave
 
-Make = Callable[[RowwiseCase], Callable[..., torch.Tensor]]
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., torch.Tensor]
+
+
+class Case(Protocol):
+    """What is measured: `rowwise_case.RowwiseCase`, `gemm_case.GemmCase`."""
+
+    @property
+    def name(self) -> str:
+        """Unique in a run."""
+        ...
+
+    @property
+    def direction(self) -> Literal["forward", "backward"]:
+        """Which pass is timed."""
+        ...
+
+    @property
+    def bytes_moved(self) -> int:
+        """Each input once and each output once, in bytes."""
+        ...
+
+    @property
+    def formula(self) -> Function:
+        """Plain torch: right in float64, and the accuracy rule's baseline in the case's dtype."""
+        ...
+
+    def inputs(self, device: torch.device, seed: int) -> Tensors:
+        """Draw inputs; for a backward with grad."""
+        ...
+
+
+C = TypeVar("C", bound=Case)
 
 
 @dataclass(frozen=True)
-class RowwiseContender:
+class FunctionContender(Generic[C]):
     """One column of the table.
 
     Attributes:
         name: The column's name.
         make: `make(case)` returns the function of the case's inputs.
         refuse: Says, without running anything, why it cannot take a case; None if it can.
+        formula: What it is judged by, where that is not the case's formula.
+        describe: What there is to know of how it runs a case: backend, config and the like.
     """
 
     name: str
-    make: Make
-    refuse: Callable[[RowwiseCase], str | None] = lambda case: None
+    make: Callable[[C], Function]
+    refuse: Callable[[C], str | None] = lambda case: None
+    formula: Callable[[C], Function] | None = None
+    describe: Callable[[C, Tensors], Mapping[str, Any]] = lambda case, inputs: {}
 
 
 @dataclass(frozen=True)
-class RowwiseEntry:
+class FunctionEntry:
     """What one contender did in one case.
 
     Attributes:
@@ -43,6 +78,7 @@ class RowwiseEntry:
         status: ``"ok"``, ``"wrong"`` (it breaks the accuracy rule), ``"refused"`` (it says that it
             cannot) or ``"failed"`` (it raised).
         reason: Why it is not ok.
+        about: Backend, config and the like.
         samples_ms: Device time of a call, one a round.
         time_ms: Their summary.
         of_copy: Bytes that must move, a second, as a share of a copy's.
@@ -56,6 +92,7 @@ class RowwiseEntry:
     name: str
     status: Literal["ok", "wrong", "refused", "failed"]
     reason: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict[str, Any])
     samples_ms: Sequence[float] = ()
     time_ms: Summary | None = None
     of_copy: float | None = None
@@ -67,18 +104,22 @@ class RowwiseEntry:
 
 
 @dataclass(frozen=True)
-class RowwiseCell:
+class FunctionCell(Generic[C]):
     """One case, what each contender did, and the state of the card meanwhile."""
 
-    case: RowwiseCase
-    entries: Sequence[RowwiseEntry]
+    case: C
+    entries: Sequence[FunctionEntry]
     rounds: int
     card: CardState | None
     seconds: float
 
+    def entry(self, name: str) -> FunctionEntry | None:
+        """Return the entry of a contender, None if it took no part."""
+        return next((entry for entry in self.entries if entry.name == name), None)
+
 
 @dataclass(frozen=True)
-class RowwiseSession:
+class FunctionSession:
     """What the cases of a run have in common; see `run.Session`."""
 
     device: torch.device
@@ -115,7 +156,7 @@ def _differentiable(inputs: Tensors) -> Tensors:
     return tuple(t for t in inputs if t.requires_grad)
 
 
-def _results(case: RowwiseCase, f: Callable[..., torch.Tensor], inputs: Tensors) -> Tensors:
+def _results(case: Case, f: Function, inputs: Tensors) -> Tensors:
     """Run the pass that the case asks for; the gradient that comes in is drawn by its own seed."""
     if case.direction == "forward":
         with torch.no_grad():
@@ -131,7 +172,7 @@ def _incoming(out: torch.Tensor) -> torch.Tensor:
     return drawn.to(out.dtype)
 
 
-def _call(case: RowwiseCase, f: Callable[..., torch.Tensor], inputs: Tensors) -> Callable[[], Any]:
+def _call(case: Case, f: Function, inputs: Tensors) -> Callable[[], Any]:
     """Make the call that is timed: the backward alone where it is the backward."""
     if case.direction == "forward":
         return lambda: f(*inputs)
@@ -150,15 +191,15 @@ def _in(dtype: torch.dtype, inputs: Tensors) -> Tensors:
 class _Right:
     """What is right in float64, and the plain formula in whatever dtype a result has."""
 
-    def __init__(self, case: RowwiseCase, inputs: Tensors) -> None:
-        self._case, self._inputs = case, inputs
+    def __init__(self, case: Case, formula: Function, inputs: Tensors) -> None:
+        self._case, self._formula, self._inputs = case, formula, inputs
         self._by_dtype: dict[torch.dtype, Tensors] = {}
 
     def within(self, dtype: torch.dtype) -> Tensors:
         """Give the results of the formula with every step in `dtype`."""
         if dtype not in self._by_dtype:
             inputs = _in(dtype, self._inputs)
-            self._by_dtype[dtype] = _results(self._case, self._case.work.formula, inputs)
+            self._by_dtype[dtype] = _results(self._case, self._formula, inputs)
         return self._by_dtype[dtype]
 
 
@@ -174,7 +215,7 @@ def _check(actual: Tensors, right: _Right, judge: Any) -> str | None:
     return None
 
 
-def _sets(case: RowwiseCase, session: RowwiseSession) -> list[Tensors]:
+def _sets(case: Case, session: FunctionSession) -> list[Tensors]:
     """As many inputs as make each call find a cold L2."""
     count = max(2, min(16, 1 + math.ceil(3 * session.l2_bytes / case.bytes_moved)))
     return [case.inputs(session.device, seed) for seed in range(count)]
@@ -184,28 +225,34 @@ def _sets(case: RowwiseCase, session: RowwiseSession) -> list[Tensors]:
 class _Ready:
     name: str
     calls: list[Callable[[], Any]]
+    about: Mapping[str, Any]
 
 
 def _admit(
-    contender: RowwiseContender,
-    case: RowwiseCase,
+    contender: FunctionContender[C],
+    case: C,
     sets: Sequence[Tensors],
     right: _Right,
-    session: RowwiseSession,
-) -> _Ready | RowwiseEntry:
+    session: FunctionSession,
+) -> _Ready | FunctionEntry:
     """Run a contender once and judge it, before any number."""
     reason = contender.refuse(case)
     if reason is not None:
-        return RowwiseEntry(contender.name, "refused", reason)
+        return FunctionEntry(contender.name, "refused", reason)
+    about: Mapping[str, Any] = {}
     try:
+        about = dict(contender.describe(case, sets[0]))
         f = contender.make(case)
+        if contender.formula is not None:
+            right = _Right(case, contender.formula(case), sets[0])
         wrong = _check(_results(case, f, sets[0]), right, session.judge)
         if wrong is not None:
-            return RowwiseEntry(contender.name, "wrong", wrong)
-        return _Ready(contender.name, [_call(case, f, inputs) for inputs in sets])
+            return FunctionEntry(contender.name, "wrong", wrong, about)
+        return _Ready(contender.name, [_call(case, f, inputs) for inputs in sets], about)
     except Exception as error:
         session.timer.finish()  # raises if the device is lost
-        return RowwiseEntry(contender.name, "failed", f"{type(error).__name__}: {error}"[:600])
+        text = f"{type(error).__name__}: {error}"[:600]
+        return FunctionEntry(contender.name, "failed", text, about)
 
 
 class _Waiting:
@@ -220,17 +267,18 @@ class _Waiting:
 
 
 def _entry(
-    ready: _Ready, queued: Timed, waiting: Timed, case: RowwiseCase, session: RowwiseSession
-) -> RowwiseEntry:
+    ready: _Ready, queued: Timed, waiting: Timed, case: Case, session: FunctionSession
+) -> FunctionEntry:
     error = queued.error or waiting.error
     if error is not None:
-        return RowwiseEntry(ready.name, "failed", error)
+        return FunctionEntry(ready.name, "failed", error, ready.about)
     times = [s.device_ms for s in queued.samples]
     calls = [s.device_ms * 1000 for s in waiting.samples]
     time_ms = summarise(times)
-    return RowwiseEntry(
+    return FunctionEntry(
         ready.name,
         "ok",
+        about=ready.about,
         samples_ms=tuple(times),
         time_ms=time_ms,
         of_copy=case.bytes_moved / time_ms.median / 1e6 / session.copy_gbps,
@@ -240,9 +288,9 @@ def _entry(
     )
 
 
-def _with_ratios(entries: Sequence[RowwiseEntry]) -> list[RowwiseEntry]:
+def _with_ratios(entries: Sequence[FunctionEntry]) -> list[FunctionEntry]:
     right = [entry for entry in entries if entry.status == "ok"]
-    done: list[RowwiseEntry] = []
+    done: list[FunctionEntry] = []
     for entry in entries:
         others = [o for o in right if o.name != entry.name and entry.status == "ok"]
         done.append(
@@ -258,9 +306,9 @@ def _with_ratios(entries: Sequence[RowwiseEntry]) -> list[RowwiseEntry]:
     return done
 
 
-def run_rowwise_cell(
-    case: RowwiseCase, contenders: Sequence[RowwiseContender], session: RowwiseSession
-) -> RowwiseCell:
+def run_function_cell(
+    case: C, contenders: Sequence[FunctionContender[C]], session: FunctionSession
+) -> FunctionCell[C]:
     """Measure one case: device time behind a filled queue, then calls that wait for the host.
 
     Args:
@@ -277,8 +325,8 @@ def run_rowwise_cell(
     begun = time.perf_counter()
     session.step(f"{case.name}: inputs and reference")
     sets = _sets(case, session)
-    right = _Right(case, sets[0])
-    admitted: list[_Ready | RowwiseEntry] = []
+    right = _Right(case, case.formula, sets[0])
+    admitted: list[_Ready | FunctionEntry] = []
     for contender in contenders:
         session.step(f"{case.name}: checking {contender.name}")
         admitted.append(_admit(contender, case, sets, right, session))
@@ -304,9 +352,9 @@ def run_rowwise_cell(
     card = session.card(started, time.perf_counter())
     entries = [
         one
-        if isinstance(one, RowwiseEntry)
+        if isinstance(one, FunctionEntry)
         else _entry(one, queued[one.name], waiting[one.name], case, session)
         for one in admitted
     ]
     rounds, seconds = session.plan.rounds, time.perf_counter() - begun
-    return RowwiseCell(case, _with_ratios(entries), rounds, card, seconds)
+    return FunctionCell(case, _with_ratios(entries), rounds, card, seconds)
