@@ -1,0 +1,115 @@
+"""The sum z = alpha x + beta y of any length, fed by a ring of cp.async.
+
+Each thread copies 16 bytes of x and of y into slots of its own, three steps ahead, so that no
+barrier is needed: a thread waits for its own copies and reads what it copied itself. The vector
+that reaches past the end reads what is there and gets zeros for the rest; vectors wholly past the
+end read nothing. Bytes moved: 12 for each element, the least possible.
+"""
+
+import cutlass
+import torch
+from common import compile_kernel, counts, example_pointer, has_hopper, pointer
+from cutlass import cute
+
+from tileloom import cpasync
+
+THREADS, STAGES, VECTOR = 256, 4, 4
+CHUNK = THREADS * VECTOR
+
+
+@cute.jit
+def _copy(slots, stage, x, y, at, n):
+    """Copy this thread's vectors of x and y at `at` into a stage's slots."""
+    inside = cutlass.min(cutlass.max(n - at, 0), VECTOR)
+    size = cutlass.Int32(inside * 4)
+    slot = slots + (stage * 2 * THREADS + cute.arch.thread_idx()[0]) * VECTOR
+    cpasync.cp_async_shared_global(slot, x + at, 16, "cg", src_size=size)
+    cpasync.cp_async_shared_global(slot + CHUNK, y + at, 16, "cg", src_size=size)
+
+
+@cute.kernel
+def axpby_kernel(
+    x: cute.Pointer,
+    y: cute.Pointer,
+    z: cute.Pointer,
+    n: cutlass.Int64,
+    alpha: cutlass.Float32,
+    beta: cutlass.Float32,
+):
+    thread, block, blocks = (
+        cute.arch.thread_idx()[0],
+        cute.arch.block_idx()[0],
+        cute.arch.grid_dim()[0],
+    )
+    slots = cute.arch.alloc_smem(cutlass.Float32, STAGES * 2 * CHUNK, alignment=16)
+    step = cutlass.Int64(blocks) * CHUNK
+    at = cutlass.Int64(block) * CHUNK + thread * VECTOR
+    steps = cutlass.Int32((n + step - 1) // step)
+    for stage in cutlass.range_constexpr(STAGES - 1):
+        _copy(slots, stage, x, y, at + step * stage, n)
+        cpasync.cp_async_commit()
+    for i in cutlass.range(steps, unroll=1):
+        # The stage that was read in the last step is free: this thread alone uses its slots.
+        _copy(slots, (i + STAGES - 1) % STAGES, x, y, at + step * (STAGES - 1), n)
+        cpasync.cp_async_commit()
+        cpasync.cp_async_wait(STAGES - 1)
+        slot = slots + (i % STAGES * 2 * THREADS + thread) * VECTOR
+        xs = cute.make_tensor(slot, cute.make_layout(VECTOR)).load()
+        ys = cute.make_tensor(slot + CHUNK, cute.make_layout(VECTOR)).load()
+        out = cute.make_rmem_tensor(VECTOR, cutlass.Float32)
+        out.store(alpha * xs + beta * ys)
+        target = cute.make_tensor((z + at).align(16), cute.make_layout(VECTOR))
+        if at + VECTOR <= n:
+            cute.autovec_copy(out, target)
+        else:
+            for j in cutlass.range_constexpr(VECTOR):
+                if at + j < n:
+                    target[j] = out[j]
+        at += step
+    cpasync.cp_async_wait(0)
+
+
+@cute.jit
+def launch(
+    x: cute.Pointer,
+    y: cute.Pointer,
+    z: cute.Pointer,
+    n: cutlass.Int64,
+    alpha: cutlass.Float32,
+    beta: cutlass.Float32,
+    blocks: cutlass.Int32,
+):
+    axpby_kernel(x, y, z, n, alpha, beta).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1))
+
+
+def build(arch="sm_90a", options=""):
+    """The compiled function and its PTX; no GPU is needed."""
+    any_of = example_pointer(torch.float32)
+    numbers = cutlass.Int64(1), cutlass.Float32(1), cutlass.Float32(1), cutlass.Int32(1)
+    return compile_kernel(launch, any_of, any_of, any_of, *numbers, arch=arch, options=options)
+
+
+def axpby(compiled, alpha, x, beta, y):
+    """Return alpha x + beta y of contiguous float32 vectors on the default stream."""
+    z = torch.empty_like(x)
+    if x.numel():
+        sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+        blocks = min(-(-x.numel() // CHUNK), 4 * sms)
+        compiled(pointer(x), pointer(y), pointer(z), x.numel(), alpha, beta, blocks)
+    return z
+
+
+def main():
+    compiled, ptx = build()
+    print("axpby:", counts(ptx, "cp.async.cg", "cp.async.commit_group", "cp.async.wait_group"))
+    if not has_hopper():
+        print("compiled for sm_90a; not run: no Hopper GPU here")
+        return
+    for n in (1, 3, 4, 1023, 1025, 10_000_001):
+        x, y = (torch.randn(n, device=torch.device("cuda")) for _ in range(2))
+        z = axpby(compiled, 2.0, x, -0.5, y)
+        print(f"{n} elements: off by {(z - (2 * x - 0.5 * y)).abs().max().item():.1e}")
+
+
+if __name__ == "__main__":
+    main()
