@@ -181,6 +181,7 @@ CHAIN = _bugs(
     "flag_chain",
     ("relaxed-load", "ld.acquire.gpu.global.b32", "ld.relaxed.gpu.global.b32", "race", "gl.load(x_ptr"),
     ("relaxed-store", "st.release.gpu.global.b32", "st.relaxed.gpu.global.b32", "race", "gl.load(x_ptr"),
+    ("threads-have-not-met", "    thread_barrier()", "    pass", "race", "gl.load(x_ptr"),
     ("plain-load", "ld.acquire.gpu.global.b32", "ld.global.b32", "race", ""),
     ("cta-scope", "st.release.gpu.global.b32", "st.release.cta.global.b32", "race", "gl.load(x_ptr"),
     ("signal-before-store", "    gl.store(x_ptr + (pid + 1) * 128 + at, value + 1)\n    signal(flags + pid)\n",

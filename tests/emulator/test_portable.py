@@ -117,6 +117,35 @@ def test_casts(source, target):
     assert torch.equal(out.to(torch.float64), x.to(target).to(torch.float64))
 
 
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(
+    ("target", "x", "expected"),
+    [
+        (torch.float8_e5m2, [INF, -INF, 1e9, NAN], [57344, -57344, 57344, NAN]),
+        (torch.float8_e4m3fn, [INF, -INF, 1e9, NAN], [448, -448, 448, NAN]),
+        (torch.int8, [300.7, -129, 1e9, NAN], [44, 127, -1, 0]),  # cvt.rzi.s16, then the low byte
+        (torch.uint8, [300.7, -1, 1e9, NAN], [44, 0, 255, 0]),
+        (torch.int32, [1e12, -1e12, -1.9, NAN], [2**31 - 1, -(2**31), -1, 0]),
+        (torch.int64, [1e30, -1e30, -1.9, NAN], [2**63 - 1, -(2**63), -1, -(2**63)]),
+    ],
+    ids=str,
+)
+def test_casts_of_what_does_not_fit_are_the_hardwares(target, x, expected):
+    out = torch.zeros(4, dtype=target)
+    with emulator.run():
+        kernels.cast[(1,)](torch.tensor(x), out, 4, 4)
+    if target.is_floating_point:
+        torch.testing.assert_close(out.float(), torch.tensor(expected).float(), equal_nan=True)
+        x = out.clone().view(torch.uint8).fill_(0x7C).view(target)  # infinity in e5m2: no cast
+        with emulator.run():
+            kernels.cast[(1,)](x, out, 4, 4)
+        assert torch.equal(out.view(torch.uint8), x.view(torch.uint8))
+    else:
+        assert out.tolist() == expected
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_reductions(level):
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))

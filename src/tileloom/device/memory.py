@@ -80,7 +80,11 @@ def load_acquire_sys(flag):
 
 @gluon.jit
 def store_release_sys(flag, value):
-    """Store a 32-bit word with release semantics at system scope; one thread's earlier writes."""
+    """Store a 32-bit word with release semantics at system scope.
+
+    Every thread runs it, and a reader sees one thread's word. That speaks for what this thread
+    wrote before, and for what all wrote before they met: put `thread_barrier()` before it.
+    """
     gl.inline_asm_elementwise(
         "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;",
         "=r,l,r", [flag.to(gl.int64), value], gl.int32, False, 1,

@@ -84,12 +84,16 @@ def _fp8_values(elem: str) -> np.ndarray:
     return table
 
 
+def saturate(x: Any, elem: str) -> Any:
+    """Clip what becomes fp8 as ``cvt.rn.satfinite`` does, infinities as well; leave the rest."""
+    limit = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0}.get(elem)
+    return x if limit is None else np.clip(x, -limit, limit)
+
+
 def _fp8_bits(x: Any, elem: str) -> np.ndarray:
     values = np.array(x, dtype=np.float32, order="C")
-    limit = {"f8E4M3FN": 448.0, "f8E5M2": 57344.0}[elem]
-    values = np.where(np.isfinite(values), np.clip(values, -limit, limit), values)
-    if elem == "f8E4M3FN":  # cvt.rn.satfinite: infinities saturate as well
-        values = np.where(np.isinf(values), np.copysign(limit, values), values)
+    infinite = np.isinf(values) & (elem == "f8E5M2")  # the other has none
+    values = np.where(infinite, values, saturate(values, elem))
     values = np.ascontiguousarray(values, dtype=np.float32)
     return torch.from_numpy(values).to(_FP8[elem]).view(torch.uint8).numpy()
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tileloom.emulator import dtypes
 from tileloom.emulator.cluster import Spread
-from tileloom.emulator.global_edges import acquire, forget, release, spread_store
+from tileloom.emulator.global_edges import RELEASES, acquire, forget, note_store, release
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
 from tileloom.emulator.memory import SPACING, Storage
@@ -137,8 +137,8 @@ def write(
         where.shape
     )
     launch = partition.cta.launch
-    if where.ndim and not atomic:
-        spread_store(partition)
+    if not atomic:
+        note_store(partition, lanes_of(where, mask))
     for one in partition.team:
         if spread is None or spread.leads[one.rank] == one.rank:
             select = selector(storage, _lanes_of(one, index, mask, spread), size)
@@ -170,6 +170,13 @@ def _lanes_of(
     return index if mask is None else index[mask]
 
 
+def lanes_of(where: np.ndarray, mask: np.ndarray | None) -> np.ndarray | None:
+    """Return which lanes take part; None for a scalar, which one thread does."""
+    if where.ndim == 0:
+        return None
+    return np.ones(where.shape, np.bool_) if mask is None else mask
+
+
 def atomic_load(
     partition: Partition, order: str, scope: str, addresses: Any, mask: np.ndarray | None,
     elem: str, loc: Loc, what: str = "atomic load",
@@ -186,16 +193,24 @@ def atomic_load(
 
 def atomic_store(
     partition: Partition, order: str, scope: str, addresses: Any, values: Any,
-    mask: np.ndarray | None, elem: str, loc: Loc, what: str = "atomic store",
+    mask: np.ndarray | None, elem: str, loc: Loc, what: str = "atomic store", who: str = "all",
 ) -> None:  # fmt: skip
-    """Write values atomically, and leave what the partition knows there if the order releases."""
+    """Write values atomically, and leave what the partition knows there if the order releases.
+
+    `who` says which threads release, as `global_edges.release` has it.
+    """
+    releases = order in RELEASES
+    if not releases:
+        note_store(partition, lanes_of(np.asarray(addresses), mask))
     for one in partition.team[1:]:  # the first CTA does it for all
         partition.learn(one.clock, one.fence)
     write(partition, addresses, values, mask, elem, loc, what, atomic=True)
     place = locate(partition, np.asarray(addresses), mask, dtypes.size_of(elem), what, loc)
     if place[0] is not None:
         select = selector(place[0], _chosen(place[1], mask), dtypes.size_of(elem))
-        release(partition, place[0], select, order, scope, modify=False)
+        release(partition, place[0], select, order, scope, modify=False, who=who)
+    if releases:
+        note_store(partition, lanes_of(np.asarray(addresses), mask))
 
 
 def peek(partition: Partition, address: np.ndarray, elem: str, loc: Loc) -> Any:
@@ -222,8 +237,12 @@ RMW_OPS = frozenset(_UPDATE)
 def atomic(
     partition: Partition, operation: str, order: str, scope: str, addresses: Any, values: Any,
     mask: np.ndarray | None, elem: str, loc: Loc, compare: Any = None, what: str = "atomic",
+    who: str = "all",
 ) -> np.ndarray:  # fmt: skip
-    """Do an atomic read-modify-write on each lane, one after another; return the old values."""
+    """Do an atomic read-modify-write on each lane, one after another; return the old values.
+
+    `who` says which threads release, as `global_edges.release` has it.
+    """
     where = np.asarray(addresses)
     size = dtypes.size_of(elem)
     number = dtypes.numpy_type(elem)
@@ -236,6 +255,9 @@ def atomic(
     flat = np.atleast_1d(index)[np.atleast_1d(lanes)]
     new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
     select = selector(storage, flat, size)
+    releases = order in RELEASES
+    if not releases:
+        note_store(partition, lanes_of(where, mask))
     launch.memory.access(storage, select, partition, what, loc, write=True, atomic=True)
     for one in partition.team[1:]:  # the first CTA does it for all, and hands the result on
         partition.learn(one.clock, one.fence)
@@ -243,8 +265,9 @@ def atomic(
     words = storage.words(size)
     before = words[flat].copy()
     out = apply_lanes(words, flat, new, operation, elem, compare, where, lanes)
-    alone = where.ndim == 0 and launch.program.is_gluon and launch.program.level == "ttgir"
-    release(partition, storage, select, order, scope, modify=True, alone=alone)
+    release(partition, storage, select, order, scope, modify=True, who=who)
+    if releases:
+        note_store(partition, lanes_of(where, mask))
     for one in partition.team[1:]:
         one.learn(partition.clock, partition.fence)
     if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):

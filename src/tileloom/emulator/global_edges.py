@@ -15,7 +15,7 @@ from tileloom.emulator.machine import Partition
 from tileloom.emulator.memory import Storage
 
 _ACQUIRES = ("acquire", "acq_rel", "seq_cst")
-_RELEASES = ("release", "acq_rel", "seq_cst")
+RELEASES = ("release", "acq_rel", "seq_cst")
 # How many relaxed reads of released places a later fence may still make edges of.
 _OBSERVED = 32
 
@@ -48,16 +48,27 @@ def acquire(partition: Partition, storage: Storage, select: Any, order: str, sco
             del partition.observed[:-_OBSERVED]
 
 
-def spread_store(partition: Partition) -> None:
-    """Note that many threads of a partition have stored; see `release`."""
-    if partition.unmet is None and partition.warps > 1:
-        partition.unmet = partition.clock[partition.key]
-        partition.clock[partition.key] += 1
+def note_store(partition: Partition, lanes: np.ndarray | None) -> None:
+    """Note a store, for releases by a thread that cannot speak for it; see `release`.
+
+    Args:
+        partition: Who stores.
+        lanes: Which lanes do, one a thread or more; None for the first thread alone.
+    """
+    if partition.warps == 1:
+        return
+    for who in ("any",) if is_first_alone(lanes) else ("first", "any"):
+        partition.unmet.setdefault(who, partition.clock[partition.key])
+
+
+def is_first_alone(lanes: np.ndarray | None) -> bool:
+    """Whether no lane but the first takes part: thread 0, which also does what is scalar."""
+    return lanes is None or not lanes.reshape(-1)[1:].any()
 
 
 def release(
     partition: Partition, storage: Storage, select: Any, order: str, scope: str, *, modify: bool,
-    alone: bool = False,
+    who: str = "all",
 ) -> None:  # fmt: skip
     """Leave at some elements what the partition knows, if the order releases.
 
@@ -68,21 +79,23 @@ def release(
         order: Memory order. A relaxed write releases what an earlier fence knew.
         scope: Memory scope; ``cta`` makes no edge to other programs.
         modify: Whether this is a read-modify-write, which continues earlier releases.
-        alone: Whether one thread does it: it does not speak for what the others have stored since
-            they last met at a barrier.
+        who: Which threads do it. ``all``: each speaks for itself. ``first``: thread 0, which does
+            not speak for what others have stored since they last met at a barrier. ``any``: one
+            of them, nobody knows which, and it speaks only for what was stored before they met.
     """
     shadow = shadow_of(storage)
     releases = partition.cta.launch.releases
-    mine: tuple[Clock, Clock] | None = partition.release_fence
-    if order in _RELEASES and scope != "cta":
-        partition.clock[partition.key] += 1
-        mine = (dict(partition.clock), dict(partition.fence))
-        if alone and partition.unmet is not None:
-            mine[0][partition.key] = partition.unmet
-    if mine is None:
+    said = partition.release_fence
+    if order in RELEASES and scope != "cta":
+        said = _knowledge(partition)
+    if said is None:
         if not modify:
             forget(storage, select)
         return
+    mine, unmet = (dict(said[0]), said[1]), said[2]
+    if who in unmet:
+        mine[0][partition.key] = unmet[who]
+        partition.spoke_alone.add(unmet[who])
     if shadow.released is None:
         shadow.released = np.zeros_like(shadow.write)
     selection = select(shadow.released)
@@ -113,5 +126,10 @@ def fence(partition: Partition) -> None:
         join(partition.clock, clock)
         join(partition.fence, proxy)
     partition.observed.clear()
+    partition.release_fence = _knowledge(partition)
+
+
+def _knowledge(partition: Partition) -> tuple[Clock, Clock, dict[str, int]]:
+    """Return what a partition knows now, and since when its threads have stored apart."""
     partition.clock[partition.key] += 1
-    partition.release_fence = (dict(partition.clock), dict(partition.fence))
+    return dict(partition.clock), dict(partition.fence), dict(partition.unmet)

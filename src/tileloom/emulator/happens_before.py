@@ -80,6 +80,10 @@ _GLOBAL_HINT = (
     "reads "
     "it before this one"
 )
+_ALONE_HINT = (
+    "one thread released, and it does not speak for the stores of the others: let them meet "
+    "before, by thread_barrier() (gl.barrier() from Triton 3.7 on) or tl.debug_barrier()"
+)
 
 
 def _sentence(name: str, old: Record, new: Record) -> str:
@@ -366,6 +370,8 @@ class GlobalChecker:
         name = f"global tensor '{storage.name}'"
         if not old.known_to(partition.clock):
             hint = _GLOBAL_HINT
+            if partition.clock.get(old.key, 0) in old.partition.spoke_alone:
+                hint = _ALONE_HINT
             if old.kind in ("TMA store", "TMA reduce") and old.partition is partition:
                 hint = (
                     "tma.store_wait() only waits until shared memory was read; the store to "

@@ -78,15 +78,22 @@ def _integer_cast(op: Op, program: Program) -> Run:
     return run
 
 
-def _to_integer(value: Any, target: str, as_unsigned: bool) -> np.ndarray:
-    """Convert as the hardware does: towards zero, saturating, NaN to 0."""
-    x = np.trunc(np.nan_to_num(np.asarray(value, np.float64), nan=0.0))
-    width = dtypes.width_of(target)
+def _to_integer(value: Any, source: str, target: str, as_unsigned: bool) -> np.ndarray:
+    """Convert as the hardware does: towards zero, saturating at 16 bits or more, then cut to 8.
+
+    NaN becomes 0; from or to 64 bits it becomes the word with the top bit only.
+    """
+    values = np.asarray(value, np.float64)
+    wide = "i16" if target in ("i1", "i8") else target
+    width = dtypes.width_of(wide)
     low, high = (0, 2**width - 1) if as_unsigned else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
-    kind = dtypes.UNSIGNED[target] if as_unsigned else numpy_type(target)
+    kind = dtypes.UNSIGNED[wide] if as_unsigned else numpy_type(wide)
+    x = np.trunc(np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf))
     out = np.clip(x, low, np.nextafter(float(high), 0) if high >= 2**53 else high).astype(kind)
     out = np.where(x >= float(high), kind(high), out)
-    return out.view(numpy_type(target)) if as_unsigned else out
+    if "64" in source + target:
+        out = np.where(np.isnan(values), kind(2 ** (width - 1) if as_unsigned else low), out)
+    return out.view(numpy_type(wide)).astype(numpy_type(target), copy=False)
 
 
 @lowers("arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", words=r"nneg")
@@ -107,7 +114,7 @@ def _number_cast(op: Op, program: Program) -> Run:
         out: Any = (
             round_to(np.asarray(value).astype(wide), target)
             if to_float
-            else _to_integer(value, target, as_unsigned)
+            else _to_integer(value, source, target, as_unsigned)
         )
         f[d] = out if tensor else dtypes.scalar(out, target)
 
@@ -136,7 +143,7 @@ def _float_cast(op: Op, program: Program) -> Run:
     else:
 
         def convert(x: Any) -> Any:
-            return round_to(x, target)
+            return round_to(dtypes.saturate(x, target), target)
 
     def run(f: Frame) -> None:
         value = convert(np.asarray(f[a]))

@@ -266,6 +266,6 @@ def _barrier(op: Op, program: Program) -> Run:
     # Threads of one partition meet: inside a partition the emulator has one logical thread, which
     # only remembers whether they have met since they stored to global memory.
     def run(f: Frame) -> None:
-        f[0].unmet = None
+        f[0].unmet.clear()
 
     return run

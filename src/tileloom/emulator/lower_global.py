@@ -98,6 +98,12 @@ def _store(op: Op, program: Program) -> Run:
 _ORDERS = r"relaxed|acquire|release|acq_rel|gpu|cta|sys|f?add|and|or|xor|u?max|u?min|exch"
 
 
+def _who(program: Program, where: np.ndarray) -> str:
+    """Which threads release: of a scalar the first, unless the compiler lets all meet before."""
+    judged = program.is_gluon and program.level == "ttgir"
+    return "first" if judged and where.ndim == 0 else "all"
+
+
 @lowers("tt.atomic_rmw", kind=STEP, attrs=["allocation.size"], words=_ORDERS)
 def _atomic_rmw(op: Op, program: Program) -> Run:
     operation, order, scope = op.words
@@ -118,6 +124,7 @@ def _atomic_rmw(op: Op, program: Program) -> Run:
             lanes(f, mask_slot, where.shape),
             elem,
             op.loc,
+            who=_who(program, where),
         )
         if d is not None:
             f[d] = old if where.ndim else dtypes.scalar(old, elem)
@@ -135,8 +142,9 @@ def _atomic_cas(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         where = np.asarray(f[address])
         old = global_access.atomic(
-            f[0], "exch", order, scope, where, f[value], None, elem, op.loc, compare=f[compare]
-        )
+            f[0], "exch", order, scope, where, f[value], None, elem, op.loc, compare=f[compare],
+            who=_who(program, where),
+        )  # fmt: skip
         f[d] = old if where.ndim else dtypes.scalar(old, elem)
 
     return run
@@ -170,7 +178,9 @@ def _atomic_store(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         where = np.asarray(f[address])
         mask = lanes(f, mask_slot, where.shape)
-        global_access.atomic_store(f[0], order, scope, where, f[value], mask, elem, op.loc)
+        global_access.atomic_store(
+            f[0], order, scope, where, f[value], mask, elem, op.loc, who=_who(program, where)
+        )
 
     return run
 

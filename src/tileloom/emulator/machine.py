@@ -117,8 +117,9 @@ class Partition:
         self.wait: Wait | None = None
         self.finished = False
         self.here: Loc | None = None
-        self.release_fence: tuple[Clock, Clock] | None = None
-        self.unmet: int | None = None  # own time of the first store since its threads last met
+        self.release_fence: tuple[Clock, Clock, dict[str, int]] | None = None
+        self.unmet: dict[str, int] = {}  # own time of the first store since its threads last met
+        self.spoke_alone: set[int] = set()  # times that a release by one thread reaches up to
         self.observed: list[tuple[Clock, Clock]] = []
         self.looks = 0
         self.looked_at: dict[int, int] = {}

@@ -243,6 +243,10 @@ class Lanes:
             value = np.full(self.count, slot, np.uint64)
         return value.astype(ptx_values.WORD[ptx_values.width(kind)])
 
+    def active(self) -> np.ndarray:
+        """Return which lanes run."""
+        return np.ones(self.count, np.bool_) if self.mask is None else self.mask
+
     # ---- running
     def run(self) -> Generator[Wait | None, None, None]:
         """Run the code to its end."""

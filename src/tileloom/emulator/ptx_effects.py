@@ -159,7 +159,7 @@ def meet(partition: Partition, verb: str, ident: int, count: int, loc: Loc) -> W
     mine = named.arrive(partition, count, loc, what)
     if verb == "arrive":
         return None
-    partition.unmet = None
+    partition.unmet.clear()
     if named.round > mine:
         named.acquire(partition)
         return None
@@ -259,6 +259,8 @@ def _store(lanes: Lanes, i: Instruction) -> None:
     size = dtypes.size_of(elem)
     where = _address(lanes, i.operands[0], i)
     strong = order != "weak"
+    if strong and order not in global_edges.RELEASES:
+        global_edges.note_store(partition, lanes.active())
     for n, name in enumerate(_vector(i.operands[1])):
         bits = lanes.raw(name, i.type)
         values = np.ascontiguousarray(bits).view(dtypes.numpy_type(elem))
@@ -266,7 +268,22 @@ def _store(lanes: Lanes, i: Instruction) -> None:
             partition, where + n * size, values, lanes.mask, elem, lanes.loc, i.name, atomic=strong
         )
     if strong and (place := _place(lanes, where, size, i)) is not None:
-        global_edges.release(partition, *place, order, scope, modify=False)
+        who = _who(lanes, where, counts=False)
+        global_edges.release(partition, *place, order, scope, modify=False, who=who)
+    if order in global_edges.RELEASES:
+        global_edges.note_store(partition, lanes.active())
+
+
+def _who(lanes: Lanes, where: np.ndarray, *, counts: bool) -> str:
+    """Which threads release, as `global_edges.release` has it.
+
+    Of threads that write to one place one is seen; where they are counted, all may be.
+    """
+    active = lanes.active()
+    if global_edges.is_first_alone(active):
+        return "first"
+    counts = counts and np.count_nonzero(active) > 1
+    return "all" if counts or np.unique(where[active]).size > 1 else "any"
 
 
 def _atomic(lanes: Lanes, i: Instruction) -> None:
@@ -291,6 +308,7 @@ def _atomic(lanes: Lanes, i: Instruction) -> None:
     old = global_access.atomic(
         lanes.partition, "exch" if operation == "cas" else operation, order, scope, where,
         values(operands[-1]), lanes.mask, elem, lanes.loc, compare, i.name,
+        _who(lanes, where, counts=operation in ("add", "inc")),
     )  # fmt: skip
     if target is not None:
         lanes.write(target, words(dtypes.to_bits(old, elem), f"b{width(kind)}"))

@@ -308,7 +308,7 @@ def _cvt(lanes: Lanes, i: Instruction) -> None:
         if "relu" in i.parts:
             pair = np.fmax(pair, 0)
         if to in _ELEMENT:
-            raw = dtypes.to_bits(pair, _ELEMENT[to])
+            raw = dtypes.to_bits(dtypes.saturate(pair, _ELEMENT[to]), _ELEMENT[to])
             lanes.write(target, np.ascontiguousarray(raw).view(np.uint16).reshape(-1))
         else:
             lanes.put(target, pair, to)

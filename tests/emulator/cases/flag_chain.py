@@ -4,6 +4,8 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tileloom.device.compat import thread_barrier
+
 
 @gluon.jit
 def wait_for(flag):
@@ -24,6 +26,7 @@ def wait_for(flag):
 
 @gluon.jit
 def signal(flag):
+    thread_barrier()  # every thread runs the store below: the one that is seen speaks for all
     gl.inline_asm_elementwise(
         """{
         .reg .b32 one;
