@@ -25,14 +25,32 @@ def is_quick(name):
 
 
 def pairs(version, *, full):
-    """What is compiled: without `full` no kernel that is ALIKE, and of others' Tritons only sm_90.
+    """What is compiled. Without `full` not all.
 
-    The environment's own Triton compiles for every architecture.
+    No kernel that is ALIKE; and of a portable function the first and the last spec stand for all on
+    other architectures than sm_90, which only the own Triton compiles for, and on other Tritons
+    than the own one and 3.6.0, which GPU machines have.
     """
     every = [(spec, arch) for spec in SPECS.values() for arch in spec.archs]
     if full:
         return every
-    return [(s, a) for s, a in every if is_quick(s.name) and (version == OWN or a == "sm_90")]
+    ends = _ends()
+    return [
+        (spec, arch)
+        for spec, arch in every
+        if is_quick(spec.name)
+        and (version == OWN or arch == "sm_90")
+        and (spec.gluon or spec.name in ends or (arch == "sm_90" and version in (OWN, "3.6.0")))
+    ]
+
+
+def _ends():
+    """Names of the first and the last quick spec of each function."""
+    by_function = {}
+    for name, spec in SPECS.items():
+        if is_quick(name):
+            by_function.setdefault(spec.function, []).append(name)
+    return {name for names in by_function.values() for name in (names[0], names[-1])}
 
 
 def compile_once(version, *, full, shared, cache):

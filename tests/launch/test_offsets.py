@@ -34,13 +34,12 @@ def test_shipped_kernels_have_no_unproved_offset(shipped_results, spec, arch):
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
-    "spec",
-    [s for s in shipped.SPECS.values() if not shipped.is_quick(s.name)],
-    ids=lambda s: s.name,
+    ("spec", "arch"),
+    [pair for pair in shipped.pairs(shipped.OWN, full=True) if pair not in OWN],
+    ids=lambda v: v if isinstance(v, str) else v.name,
 )
-def test_nor_have_those_of_the_full_pass(shipped_results, spec):
-    for arch in spec.archs:
-        _check(shipped_results(shipped.OWN, full=True)[spec.name, arch], spec)
+def test_nor_have_those_of_the_full_pass(shipped_results, spec, arch):
+    _check(shipped_results(shipped.OWN, full=True)[spec.name, arch], spec)
 
 
 def _check(result, spec):

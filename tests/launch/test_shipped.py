@@ -38,8 +38,11 @@ def test_on_the_own_triton(shipped_results, spec, arch):
     _check(shipped_results(shipped.OWN), spec, arch)
 
 
-@pytest.mark.parametrize("version", OTHERS)
-@pytest.mark.parametrize(("spec", "arch"), shipped.pairs("other", full=False), ids=_id)
+@pytest.mark.parametrize(
+    ("version", "spec", "arch"),
+    [(v, *pair) for v in OTHERS for pair in shipped.pairs(v, full=False)],
+    ids=_id,
+)
 def test_sm_90_on_other_versions(shipped_results, version, spec, arch):
     _folder_of(version)
     results = shipped_results(version)
@@ -51,7 +54,7 @@ def test_sm_90_on_other_versions(shipped_results, version, spec, arch):
 
 @pytest.mark.full
 @pytest.mark.parametrize("version", [shipped.OWN, *OTHERS])
-@pytest.mark.parametrize(("spec", "arch"), shipped.pairs("other", full=True), ids=_id)
+@pytest.mark.parametrize(("spec", "arch"), shipped.pairs(shipped.OWN, full=True), ids=_id)
 def test_every_kernel_and_architecture(shipped_results, version, spec, arch):
     if version != shipped.OWN:
         _folder_of(version)
