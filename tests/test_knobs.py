@@ -39,6 +39,15 @@ def test_empty_path_is_refused(monkeypatch):
         knobs.get("cache.dir")
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "1e3", "2000000", ""])
+def test_seconds(monkeypatch, text):
+    monkeypatch.setenv("TILELOOM_TUNING_TIMEOUT", "2.5")
+    assert knobs.get("tuning.timeout") == 2.5
+    monkeypatch.setenv("TILELOOM_TUNING_TIMEOUT", text)
+    with pytest.raises(knobs.KnobError, match="it must be a number of seconds, above 0 and at"):
+        knobs.get("tuning.timeout")
+
+
 def test_cache_dir(monkeypatch):
     monkeypatch.delenv("TILELOOM_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")

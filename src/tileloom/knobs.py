@@ -49,6 +49,13 @@ def _read_tier(text: str) -> str:
     return word
 
 
+def _read_seconds(text: str) -> float:
+    seconds = float(text) if text.strip().replace(".", "", 1).isdigit() else 0.0
+    if not 0 < seconds <= 1e6:
+        raise ValueError("a number of seconds, above 0 and at most a million")
+    return seconds
+
+
 def _default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "tileloom"
@@ -89,6 +96,8 @@ KNOBS: dict[str, Knob] = {
              "Loggers to show, in the grammar of TORCH_LOGS: +dispatch,compile,-bench."),
         Knob("dispatch.warn", "TILELOOM_DISPATCH_WARN", lambda: True, _read_bool, "bool",
              "Warn once when a call takes a backend that costs more than 20 % over the best."),
+        Knob("tuning.timeout", "TILELOOM_TUNING_TIMEOUT", lambda: 120.0, _read_seconds, "seconds",
+             "How long one config may compile before its worker is killed."),
     )
 }  # fmt: skip
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import re
+import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tileloom.errors import CompileError, OptionError
@@ -48,6 +51,7 @@ class KernelSpec:
         spill_reason: The measurement that justifies a budget above 0.
         threads: Threads of the whole block where warp specialisation adds warps; only checked
             against what the compiler says.
+        file: The module's file, where it is not found by its name alone.
     """
 
     name: str
@@ -64,6 +68,7 @@ class KernelSpec:
     spill_budget: int = 0
     spill_reason: str = ""
     threads: int | None = None
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -320,7 +325,8 @@ def _load(spec: KernelSpec, arch: str) -> Any:
 
     module, _, attribute = spec.function.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        loaded = _load_file(module, spec.file) if spec.file else importlib.import_module(module)
+        function = getattr(loaded, attribute)
     except Exception as error:
         raise CompileError(
             _failure_text(spec, arch, error, stage="importing the kernel")
@@ -336,6 +342,23 @@ def _load(spec: KernelSpec, arch: str) -> Any:
             "unset TRITON_INTERPRET."
         )
     return function
+
+
+def _load_file(name: str, file: str) -> ModuleType:
+    """Import a module from a file; under its own name, which is in Triton's key of its kernels."""
+    if name in sys.modules:
+        return sys.modules[name]
+    found = importlib.util.spec_from_file_location(name, file)
+    if found is None or found.loader is None:
+        raise ImportError(f"'{file}' is no Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _source(spec: KernelSpec, arch: str) -> Any:
@@ -388,6 +411,7 @@ def _layout(arguments: Mapping[str, Any]) -> str:
 
 _STAGES = {
     "CompilationError": "the front end (Python to Triton IR)",
+    "CompileTimeAssertionFailure": "the front end (Python to Triton IR)",
     "PTXASError": "the assembler (ptxas)",
 }
 

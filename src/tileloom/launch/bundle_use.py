@@ -73,16 +73,14 @@ def _recorded_name(kernel: Any, key: str) -> str:
     return f"{kernel.__name__}[{key[:16]}]"
 
 
-def _spec(
-    kernel: Any, parameters: Sequence[Parameter], wanted: Mapping[str, Any], key: str
-) -> KernelSpec:
+def _spec(kernel: Any, wanted: Mapping[str, Any], key: str) -> KernelSpec:
     given = {name: value for name, value in wanted["options"].items() if value is not None}
     config = {"num_warps": 4, "num_stages": 3} | given
     return KernelSpec(
         name=_recorded_name(kernel, key),
         function=wanted["function"],
         gluon=kernel.is_gluon(),
-        signature={p.name: wanted["types"].get(p.name, "constexpr") for p in parameters},
+        signature={name: wanted["types"].get(name, "constexpr") for name in kernel.arg_names},
         constexprs=wanted["constants"],
         archs=(wanted["arch"],),
         num_warps=config.pop("num_warps"),
@@ -130,14 +128,30 @@ def find_kernel(
         BundleError: If the bundle cannot be read.
         Unsupported: If only Triton's own path takes such arguments.
     """
-    bundle = active_bundle()
-    if bundle is None and not is_forbidden() and not _recordings:
+    if active_bundle() is None and not is_forbidden() and not _recordings:
         return None
-    wanted = _wanted(kernel, parameters, values, options, device)
+    return find_wanted(kernel, _wanted(kernel, parameters, values, options, device), device)
+
+
+def find_wanted(kernel: Any, wanted: Mapping[str, Any], device: int) -> BundledVariant | None:
+    """Look for a kernel in the active bundle by all that it would be compiled from.
+
+    Args:
+        kernel: The jitted function.
+        wanted: The arguments of `kernel_key` by name.
+        device: The device's number.
+
+    Returns:
+        The kernel, loaded; None if it is to be compiled.
+
+    Raises:
+        CompileError, BundleError: As `find_kernel`.
+    """
+    bundle = active_bundle()
     key = kernel_key(**wanted)
     for specs in _recordings:
         if all(spec.name != _recorded_name(kernel, key) for spec in specs):
-            specs.append(_spec(kernel, parameters, wanted, key))
+            specs.append(_spec(kernel, wanted, key))
     function, arch = wanted["function"], wanted["arch"]
     found = None if bundle is None else bundle.find(key)
     if bundle is not None and found is not None:

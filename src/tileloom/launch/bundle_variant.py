@@ -66,7 +66,7 @@ class BundledVariant(tiers.Variant):
         super().__init__(LoadedKernel(bundle, variant, device), kernel, device)
         self.reason = ""
 
-    def entry(self, grid: tuple[int, int, int], forms: Sequence[Any]) -> tiers.Entry:
+    def entry(self, grid: tiers.Grid, forms: Sequence[Any]) -> tiers.Entry:
         """Prepare a launch; see `tiers.Variant.entry`."""
         if self.compiled.variant.scratch_bytes:
             raise Unsupported("it needs scratch memory in each launch")

@@ -28,6 +28,7 @@ from tileloom.launch.specialize import Unsupported
 
 TIERS = ("packed", "direct", "seam", "plain")
 Entry = Callable[..., Any]
+Grid = tuple[int, int, int] | None
 _log = log.get_logger("launch")
 
 
@@ -80,16 +81,16 @@ class Variant:
         )
         return compiled
 
-    def entry(self, grid: tuple[int, int, int], forms: Sequence[Any]) -> Entry:
+    def entry(self, grid: Grid, forms: Sequence[Any]) -> Entry:
         """Prepare a launch in which only addresses and some numbers vary.
 
         Args:
-            grid: Blocks along x, y and z.
+            grid: Blocks along x, y and z; None if each launch says it.
             forms: For each argument its value, or `ADDRESS`, `NUMBER`, or a descriptor's `Spec`.
 
         Returns:
             `entry(stream, *values)`: an address for each `ADDRESS` and `Spec`, a number for each
-            `NUMBER`, in order.
+            `NUMBER`, in order. With `grid=None` it is `entry(x, y, z, stream, *values)`.
         """
         for tier in self.tiers():
             try:
@@ -122,7 +123,7 @@ def _metas(variant: Variant) -> list[dict[str, Any]]:
     return metas
 
 
-def _packed(variant: Variant, grid: tuple[int, int, int], forms: Sequence[Any]) -> Entry:
+def _packed(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
     metas = iter(_metas(variant))
     types: list[str] = []
     fixed: dict[int, Any] = {}
@@ -169,7 +170,7 @@ class _At:
 
 _CALL_SOURCE = """
 def make(run, result, {names}):
-    def entry(stream, {values}):
+    def entry({place}stream, {values}):
         run({call})
         return result
     return entry
@@ -178,7 +179,7 @@ def make(run, result, {names}):
 
 def _compile_call(
     run: Callable[..., Any],
-    before: Sequence[Any],
+    grid: Grid,
     after: Sequence[Any],
     forms: Sequence[Any],
     expand: Callable[[Spec], Callable[[int], Sequence[Any]]],
@@ -186,11 +187,11 @@ def _compile_call(
     *,
     packs: bool,
 ) -> Entry:
-    """Compile the call `run(*before, stream, *after, *arguments)`, all by position.
+    """Compile the call `run(*grid, stream, *after, *arguments)`, all by position.
 
     Args:
         run: What is called.
-        before: Constants ahead of the stream.
+        grid: Blocks along x, y and z; None if each launch says it.
         after: Constants behind it.
         forms: The arguments; see `Variant.entry`.
         expand: From a descriptor's spec to the function from its address to what stands for it.
@@ -212,10 +213,13 @@ def _compile_call(
             return f"*{constant(expand(form))}({values[-1]})"
         return values[-1] if isinstance(form, Varying) else constant(form)
 
-    first = [*map(constant, before), "stream", *map(constant, after)]
+    place = ["x", "y", "z"] if grid is None else []
+    blocks = place if grid is None else [*map(constant, grid)]
+    first = [*blocks, "stream", *map(constant, after)]
     rest = "".join(f"{expression(form)}, " for form in forms)
     text = _CALL_SOURCE.format(
         names=", ".join(constants),
+        place="".join(f"{name}, " for name in place),
         values=", ".join(values),
         call=", ".join([*first, f"({rest})" if packs else rest]),
     )
@@ -224,7 +228,7 @@ def _compile_call(
     return scope["make"](run, result, *constants.values())
 
 
-def _seam(variant: Variant, grid: tuple[int, int, int], forms: Sequence[Any]) -> Entry:
+def _seam(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
     compiled = variant.compiled
 
     def expand(spec: Spec) -> Callable[[int], tuple[Any]]:
@@ -234,7 +238,7 @@ def _seam(variant: Variant, grid: tuple[int, int, int], forms: Sequence[Any]) ->
     return _compile_call(compiled.run, grid, after, forms, expand, compiled, packs=False)
 
 
-def _direct(variant: Variant, grid: tuple[int, int, int], forms: Sequence[Any]) -> Entry:
+def _direct(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
     compiled = variant.compiled
     runner = compiled.run
     from triton.runtime.driver import driver as config
@@ -274,7 +278,7 @@ class _TritonMaps(TensorMaps):
         )  # fmt: skip
 
 
-_BUILDERS: dict[str, Callable[[Variant, tuple[int, int, int], Sequence[Any]], Entry]] = {
+_BUILDERS: dict[str, Callable[[Variant, Grid, Sequence[Any]], Entry]] = {
     "packed": _packed,
     "direct": _direct,
     "seam": _seam,

@@ -1,0 +1,292 @@
+"""From a kernel's facts and its configs to compiled kernels, in worker processes first.
+
+The workers compile into Triton's own cache, from where this process takes what it launches. A
+compiler that aborts or an assembler that hangs costs one config and not the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tileloom import knobs, log
+from tileloom.errors import OptionError
+from tileloom.launch import compat
+from tileloom.launch.aot import CompileResult, KernelSpec, compile_in_workers
+from tileloom.tuning.config import Config
+from tileloom.tuning.identity import Problem
+
+_log = log.get_logger("tuning")
+_COOPERATIVE = ("launch_cooperative_grid", "launch_pdl")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A jitted function with everything that its configs leave open.
+
+    Attributes:
+        fn: The jitted function.
+        types: Type of each parameter that is neither constant nor of the config.
+        constants: Values of constant parameters.
+        aligned: Parameters that are divisible by 16.
+        options: Compile options that every config has.
+        file: The file of generated code that holds it, if it is such.
+    """
+
+    fn: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: tuple[str, ...]
+    options: Mapping[str, Any]
+    file: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        fn: Any,
+        triton_meta: Mapping[str, Any],
+        inductor_meta: Mapping[str, Any],
+        file: str | None,
+    ) -> Kernel:
+        """Read what generated code states of a kernel.
+
+        Args:
+            fn: The jitted function.
+            triton_meta: ``signature`` (types by parameter), ``constants``, ``configs`` (whose first
+                says which parameters are divisible by 16), and compile options.
+            inductor_meta: Facts; ``assert_indirect_indexing`` keeps assertions in the kernel.
+            file: The file that holds it, for generated code.
+        """
+        constants = dict(triton_meta.get("constants") or {})
+        signature = triton_meta["signature"]
+        types = {
+            name: str(signature[name])
+            for name in fn.arg_names
+            if name not in constants and signature.get(name, "constexpr") != "constexpr"
+        }
+        options: dict[str, Any] = {
+            "debug": bool(inductor_meta.get("assert_indirect_indexing", False)),
+            "sanitize_overflow": False,
+            **{name: bool(triton_meta.get(name, False)) for name in _COOPERATIVE},
+        }
+        if "enable_fp_fusion" in triton_meta:
+            options["enable_fp_fusion"] = triton_meta["enable_fp_fusion"]
+        if triton_meta.get("disable_ftz"):
+            options["enable_reflect_ftz"] = False
+        aligned = _aligned(fn.arg_names, (triton_meta.get("configs") or [{}])[0])
+        return cls(fn, types, constants, aligned, options, file or "")
+
+    @functools.cached_property
+    def name(self) -> str:
+        """``"module:name"`` of the function."""
+        return f"{self.fn.fn.__module__}:{self.fn.fn.__qualname__}"
+
+    @property
+    def short_name(self) -> str:
+        """The function's name."""
+        return self.fn.__name__
+
+    def problem(self, size_hints: Mapping[str, int] | None) -> Problem:
+        """Return what a winner of this kernel is stored under."""
+        source = compat.source_hash(self.fn)
+        return Problem(
+            self.name, source, self.types, self.constants, self.aligned, self.options, size_hints
+        )
+
+    def parts(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Split what a config compiles: the constants by parameter, and the compile options.
+
+        Raises:
+            OptionError: If a parameter has neither a type nor a value.
+        """
+        given = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        values = {**given, **self.constants, **config.kwargs}
+        left = [name for name in self.fn.arg_names if name not in self.types]
+        missing = [name for name in left if name not in values]
+        if missing:
+            raise OptionError(
+                f"tuning: {', '.join(missing)} of '{self.short_name}' has neither a type in "
+                f"triton_meta['signature'] nor a value in the config {config}. Try: add it to the "
+                "config, or to triton_meta['constants']."
+            )
+        unknown = [name for name in config.kwargs if name not in left]
+        if unknown:
+            raise OptionError(
+                f"tuning: the config {config} sets {', '.join(unknown)}, which is no constexpr "
+                f"parameter of '{self.short_name}'; those are {', '.join(left) or 'none'}. Try: a "
+                "config of these."
+            )
+        options: dict[str, Any] = {**given, **self.options}
+        if config.num_ctas != 1:
+            options["num_ctas"] = config.num_ctas
+        if config.maxnreg is not None:
+            options["maxnreg"] = config.maxnreg
+        return {name: values[name] for name in left}, options
+
+    def spec(self, config: Config, arch: str) -> KernelSpec:
+        """Describe a config for the workers and for bundles.
+
+        Args:
+            config: The config.
+            arch: For example ``"sm_90"``.
+        """
+        constants, options = self.parts(config)
+        return KernelSpec(
+            name=f"{self.short_name}[{config}]",
+            function=self.name,
+            gluon=bool(self.fn.is_gluon()),
+            signature={name: self.types.get(name, "constexpr") for name in self.fn.arg_names},
+            constexprs=constants,
+            archs=(arch,),
+            num_warps=options.pop("num_warps"),
+            num_stages=options.pop("num_stages"),
+            aligned=self.aligned,
+            options=options,
+            file=self.file,
+        )
+
+    def wanted(self, config: Config, arch: str) -> dict[str, Any]:
+        """Return what a bundle knows the compiled config by; see `bundle_key.kernel_key`."""
+        constants, options = self.parts(config)
+        return {
+            "function": self.name,
+            "source": compat.source_hash(self.fn),
+            "arch": arch,
+            "types": dict(self.types),
+            "constants": constants,
+            "aligned": sorted(self.aligned),
+            "options": options,
+        }
+
+    def compile(self, config: Config, capability: int) -> Any:
+        """Compile a config in this process, or take it from Triton's cache.
+
+        Args:
+            config: The config.
+            capability: Compute capability as one number, such as 90.
+
+        Returns:
+            Triton's CompiledKernel; it is not loaded yet.
+        """
+        import triton
+
+        spec = self.spec(config, f"sm_{capability}")
+        source = compat.ast_source(
+            self.fn, gluon=spec.gluon, signature=spec.signature, constexprs=spec.constexprs,
+            aligned=spec.aligned,
+        )  # fmt: skip
+        options = {**compat.compile_options(spec.num_warps, spec.num_stages), **spec.options}
+        return triton.compile(source, target=compat.gpu_target(capability), options=options)
+
+    @functools.cached_property
+    def is_importable(self) -> bool:
+        """Whether another process finds the function: in generated code, or in a module."""
+        inner = self.fn.fn
+        if self.file:
+            return Path(inner.__code__.co_filename) == Path(self.file)
+        module, name = inner.__module__, inner.__qualname__
+        if module == "__main__" or "." in name or not _is_found(module):
+            return False
+        found = getattr(sys.modules[module], name, None)
+        while found is not None and found is not self.fn:
+            found = getattr(found, "fn", None)
+        return found is self.fn
+
+
+def _is_found(module: str) -> bool:
+    """Whether an import in another process would find a module that this one has loaded."""
+    parent = module.rpartition(".")[0]
+    if module not in sys.modules or (parent and parent not in sys.modules):
+        return False
+    path = getattr(sys.modules[parent], "__path__", None) if parent else None
+    return any(finder.find_spec(module, path) is not None for finder in sys.meta_path)
+
+
+def _aligned(names: Sequence[str], attributes: Any) -> tuple[str, ...]:
+    """Return which parameters an attribute table of Triton's says are divisible by 16."""
+    places: list[int]
+    if isinstance(attributes, Mapping):
+        places = [
+            path[0]
+            for path, facts in attributes.items()
+            if any(fact[0] == "tt.divisibility" and fact[1] % 16 == 0 for fact in facts)
+        ]
+    else:  # PyTorch's named tuple, where it found no Triton
+        places = list(getattr(attributes, "divisible_by_16", ()))
+    return tuple([names[place] for place in places])
+
+
+def precompile(
+    kernel: Kernel,
+    configs: Sequence[Config],
+    arch: str,
+    *,
+    workers: int | None = None,
+    timeout_s: float | None = None,
+) -> dict[Config, CompileResult]:
+    """Compile configs in worker processes, into Triton's cache.
+
+    Args:
+        kernel: The kernel.
+        configs: The configs.
+        arch: For example ``"sm_90"``.
+        workers: Processes; by default one for each core.
+        timeout_s: Seconds for one config; by default the knob ``tuning.timeout``. A worker that
+            takes longer is killed with the assembler that it started.
+
+    Returns:
+        For each config its costs, or why it does not compile. Nothing where another process could
+        not import the kernel: then it is compiled in this one.
+    """
+    if not kernel.is_importable:
+        _log.info("%s is compiled in this process: no other can import it", kernel.name)
+        return {}
+    from triton import knobs as of_triton
+
+    pairs = [(kernel.spec(config, arch), arch) for config in configs]
+    with progress(f"compiling {kernel.short_name}", len(configs)) as step:
+        results = compile_in_workers(
+            pairs,
+            workers=workers,
+            timeout_s=timeout_s or knobs.get("tuning.timeout"),
+            cache_dir=Path(of_triton.cache.dir),
+            on_result=lambda result: step(result.error is not None),
+        )
+    return dict(zip(configs, results))
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int) -> Generator[Callable[[bool], None]]:
+    """Show a line on a terminal that counts, inside a `with` block; elsewhere only in the log.
+
+    Args:
+        what: What is done.
+        total: How many there will be.
+
+    Yields:
+        What to call when one is done, with whether it failed.
+    """
+    shown = sys.stderr if sys.stderr is not None and sys.stderr.isatty() else None
+    done, failed, width = 0, 0, 0
+
+    def step(has_failed: bool) -> None:
+        nonlocal done, failed, width
+        done += 1
+        failed += has_failed
+        text = f"tileloom: {what}: {done} of {total}"
+        text += f", {failed} failed" if failed else ""
+        _log.info("%s", text.removeprefix("tileloom: "))
+        if shown is not None:
+            print(f"\r{text.ljust(width)}", end="", file=shown, flush=True)
+            width = max(width, len(text))
+
+    try:
+        yield step
+    finally:
+        if shown is not None and width:
+            print(f"\r{' ' * width}\r", end="", file=shown, flush=True)

@@ -1,0 +1,50 @@
+"""Kernels for the tests of the tuner, and what generated code would say of them."""
+
+import triton
+import triton.language as tl
+
+from tileloom.tuning.hints import DeviceProperties
+
+H100 = DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
+
+
+@triton.jit
+def twice(value):
+    return value * 2
+
+
+@triton.jit
+def scale(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    kept = at < xnumel
+    tl.store(out_ptr0 + at, twice(tl.load(in_ptr0 + at, mask=kept)), mask=kept)
+
+
+@triton.jit
+def add_to(in_out_ptr0, in_ptr0, xnumel, scale, XBLOCK: tl.constexpr, EXTRA: tl.constexpr):
+    at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    kept = at < xnumel
+    value = tl.load(in_out_ptr0 + at, mask=kept) + tl.load(in_ptr0 + at, mask=kept) * scale
+    tl.store(in_out_ptr0 + at, value + EXTRA, mask=kept)
+
+
+@triton.jit
+def wide(in_ptr0, out_ptr0, xnumel, XBLOCK: tl.constexpr):
+    """No block above 512 compiles."""
+    tl.static_assert(XBLOCK <= 512, "blocks are at most 512")
+    at = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    tl.store(out_ptr0 + at, tl.load(in_ptr0 + at, mask=at < xnumel), mask=at < xnumel)
+
+
+def meta(**changes):
+    """The facts of `scale` as generated code states them."""
+    return {
+        "signature": {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32",
+                      "XBLOCK": "constexpr"},
+        "device": H100,
+        "constants": {},
+        "configs": [{(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}],
+    } | changes  # fmt: skip
+
+
+FACTS = {"grid_type": "Grid1D", "kernel_name": "scale"}
