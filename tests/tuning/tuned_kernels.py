@@ -48,3 +48,20 @@ def meta(**changes):
 
 
 FACTS = {"grid_type": "Grid1D", "kernel_name": "scale"}
+
+
+@triton.jit
+def rows(out_ptr0, xnumel):
+    """One element a program."""
+    tl.store(out_ptr0 + tl.program_id(0), xnumel)
+
+
+@triton.jit
+def row_sum(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK: tl.constexpr, R0_BLOCK: tl.constexpr):
+    row = (tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK))[:, None]
+    total = tl.zeros([XBLOCK, R0_BLOCK], tl.float32)
+    for start in range(0, r0_numel, R0_BLOCK):
+        at = start + tl.arange(0, R0_BLOCK)[None, :]
+        kept = (row < xnumel) & (at < r0_numel)
+        total += tl.load(in_ptr0 + row * r0_numel + at, mask=kept, other=0.0)
+    tl.store(out_ptr0 + row, tl.sum(total, 1)[:, None], mask=row < xnumel)

@@ -94,6 +94,10 @@ class Bundle:
     def __len__(self) -> int:
         return len(self._file.raw)
 
+    def winners(self) -> list[dict[str, Any]]:
+        """Return the records of tuned kernels, as plain data; `tileloom.tuning` reads them."""
+        return list(self._file.winners)
+
     def variants(self) -> list[Variant]:
         """Return all compiled variants, in the order of the file.
 

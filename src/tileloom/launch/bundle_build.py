@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ def build_bundle(
     triton_path: Path | None = None,
     cache_dir: Path | None = None,
     on_result: Callable[[CompileResult], None] | None = None,
+    winners: Sequence[Mapping[str, Any]] = (),
 ) -> list[Variant]:
     """Compile kernels with no GPU and write them into one file that launches without Triton.
 
@@ -41,6 +42,7 @@ def build_bundle(
         triton_path: A folder with another Triton to compile with.
         cache_dir: Folder for Triton's cache, kept. By default a new one, deleted afterwards.
         on_result: Called in this process with each result as it arrives.
+        winners: Records of tuned kernels, as plain data; see `tileloom.tuning.bundled`.
 
     Returns:
         What the bundle holds, in the order of `pairs`.
@@ -62,7 +64,7 @@ def build_bundle(
         cache_dir=cache_dir,
         on_result=on_result,
     )
-    return bundle_results(path, [spec for spec, _ in pairs], results)
+    return bundle_results(path, [spec for spec, _ in pairs], results, winners)
 
 
 def _check(path: Path, pairs: Sequence[tuple[KernelSpec, str]]) -> None:
@@ -86,7 +88,10 @@ def _check(path: Path, pairs: Sequence[tuple[KernelSpec, str]]) -> None:
 
 
 def bundle_results(
-    path: Path, specs: Sequence[KernelSpec], results: Sequence[CompileResult]
+    path: Path,
+    specs: Sequence[KernelSpec],
+    results: Sequence[CompileResult],
+    winners: Sequence[Mapping[str, Any]] = (),
 ) -> list[Variant]:
     """Write kernels that have been compiled already into a bundle; see `build_bundle`.
 
@@ -94,6 +99,7 @@ def bundle_results(
         path: The file.
         specs: What was compiled.
         results: For each spec what became of it.
+        winners: Records of tuned kernels, as plain data.
     """
     if failed := [result.error for result in results if result.error is not None]:
         raise CompileError("\n\n".join(failed))
@@ -103,7 +109,8 @@ def bundle_results(
         for spec, result in zip(specs, results, strict=True)
         if result.error is None
     ]
-    write_bundle(path, variants, list(binaries), tileloom=sys.modules["tileloom"].__version__)
+    version = sys.modules["tileloom"].__version__
+    write_bundle(path, variants, list(binaries), tileloom=version, winners=winners)
     return variants
 
 

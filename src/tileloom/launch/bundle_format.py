@@ -155,11 +155,13 @@ class BundleFile:
         path: Where it was found.
         tileloom: Version that built it.
         raw: The manifest's kernels as JSON; `variant` checks one and makes a `Variant` of it.
+        winners: Records of tuned kernels as JSON, which `tileloom.tuning` reads.
     """
 
     path: Path
     tileloom: str
     raw: list[dict[str, Any]]
+    winners: list[dict[str, Any]]
     _descriptor: int = field(repr=False)
     _binaries: list[tuple[int, int, str]] = field(repr=False)  # offset, size, SHA-256
 
@@ -296,10 +298,15 @@ def _read(path: Path, descriptor: int) -> BundleFile:
         for kernel in manifest["kernels"]:
             if not all(type(kernel[name]) is str for name in ("name", "key", "arch", "function")):
                 raise ValueError("a kernel has no name")
+        # Bundles of before there were winners have none.
+        winners = manifest.get("winners", [])
+        if not all(isinstance(winner, dict) for winner in winners):
+            raise ValueError("a winner is no object")
         made = BundleFile(
             path=path,
             tileloom=str(manifest["tileloom"]),
             raw=list(manifest["kernels"]),
+            winners=list(winners),
             _descriptor=descriptor,
             _binaries=binaries,
         )
@@ -314,7 +321,12 @@ def _no_such_number(text: str) -> NoReturn:
 
 
 def write_bundle(
-    path: Path, variants: Sequence[Variant], binaries: Sequence[bytes], *, tileloom: str
+    path: Path,
+    variants: Sequence[Variant],
+    binaries: Sequence[bytes],
+    *,
+    tileloom: str,
+    winners: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write a bundle. Whoever opens `path` meets the old file or the whole new one.
 
@@ -325,6 +337,7 @@ def write_bundle(
         variants: What it holds; `Variant.binary` counts in `binaries`.
         binaries: The cubins.
         tileloom: The version that builds it.
+        winners: Records of tuned kernels, as plain data.
 
     Raises:
         OSError: If the file cannot be written; what was at `path` is then untouched.
@@ -333,6 +346,7 @@ def write_bundle(
         "tileloom": tileloom,
         "kernels": [_plain(variant) for variant in variants],
         "binaries": [[len(data), hashlib.sha256(data).hexdigest()] for data in binaries],
+        **({"winners": list(winners)} if winners else {}),
     }
     text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     digest = hashlib.sha256(text).hexdigest()

@@ -135,7 +135,7 @@ class Launcher:
     # The long way
 
     def _plain(self, grid: Any, /, *args: Any, **named: Any) -> Any:
-        if bundle_use.is_forbidden() and _cuda_driver() is not None:
+        if bundle_use.is_forbidden() and cuda_driver() is not None:
             bundle_use.refuse_plain(self.name)
         try:
             return self.kernel[self._checked(grid)](*args, **(self.options | named))
@@ -232,7 +232,7 @@ class Launcher:
                 f"launch: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given. "
                 f"{self._signature()} Try: give every parameter that has no default."
             )
-        active = _cuda_driver()
+        active = cuda_driver()
         if active is None or not watch.is_quiet(self.kernel):
             return self._plain(grid, *values, **options)
         try:
@@ -312,7 +312,7 @@ class Launcher:
         Raises:
             Unsupported: If only Triton's own path may launch it.
         """
-        active = _cuda_driver()
+        active = cuda_driver()
         if active is None:
             return None
         device = active.get_current_device()
@@ -339,7 +339,7 @@ class Launcher:
 
     def host(self, active: Any = None) -> guard.Host:
         """What guards call and test; of the active driver, unless one is given."""
-        active = active or _cuda_driver()
+        active = active or cuda_driver()
         return guard.Host(
             slow=self._slow,
             miss=self._miss,
@@ -399,7 +399,7 @@ class Launcher:
         )
 
 
-def _cuda_driver() -> Any:
+def cuda_driver() -> Any:
     """Triton's active driver if it is the one for NVIDIA GPUs; None for any other, or none."""
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime.driver import driver

@@ -87,6 +87,10 @@ class Problem:
         aligned: Parameters that are specialised as divisible by 16.
         options: Compile options that every config has.
         size_hints: Powers of two by dimension, or None.
+        stages: What was tried beside the list of configs, such as ``"list+descent"``.
+        arch: The architecture it is compiled for, such as ``"sm_90"``.
+        parameters: Names of all parameters, in order.
+        gluon: Whether it is a Gluon kernel.
     """
 
     kernel: str
@@ -96,6 +100,10 @@ class Problem:
     aligned: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     size_hints: Mapping[str, int] | None = None
+    stages: str = "list"
+    arch: str = "sm_90"
+    parameters: Sequence[str] = ()
+    gluon: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain data: values that JSON does not know by their `repr`."""
@@ -104,16 +112,6 @@ class Problem:
             "options": options_that_differ(self.options),
         }
         return json.loads(json.dumps(data, default=repr))
-
-
-def portable_key(problem: Mapping[str, Any], gpu: str) -> str:
-    """Name a problem on a model of GPU, whatever the driver and the compiler.
-
-    Args:
-        problem: What `Problem.as_json` returned.
-        gpu: The GPU's model.
-    """
-    return _digest([problem, gpu])
 
 
 def key_of(problem: Mapping[str, Any], platform: Mapping[str, str]) -> str:

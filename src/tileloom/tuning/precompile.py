@@ -91,11 +91,28 @@ class Kernel:
         """The function's name."""
         return self.fn.__name__
 
-    def problem(self, size_hints: Mapping[str, int] | None) -> Problem:
-        """Return what a winner of this kernel is stored under."""
-        source = compat.source_hash(self.fn)
+    def parameters(self, inductor_meta: Mapping[str, Any]) -> list[str]:
+        """Return the names of the arguments that a launch gives, in order."""
+        declared = {p.name for p in self.fn.params if p.is_constexpr}
+        given = [name for name in self.fn.arg_names if name not in declared]
+        return [*given, *inductor_meta.get("extra_launcher_args", ())]
+
+    def problem(
+        self, size_hints: Mapping[str, int] | None, stages: str = "list", arch: str = "sm_90"
+    ) -> Problem:
+        """Return what a winner of this kernel is stored under; see `Problem`."""
         return Problem(
-            self.name, source, self.types, self.constants, self.aligned, self.options, size_hints
+            self.name,
+            compat.source_hash(self.fn),
+            self.types,
+            self.constants,
+            self.aligned,
+            self.options,
+            size_hints,
+            stages,
+            arch,
+            tuple(self.fn.arg_names),
+            bool(self.fn.is_gluon()),
         )
 
     def parts(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

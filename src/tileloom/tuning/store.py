@@ -24,7 +24,7 @@ from typing import Any
 from tileloom import knobs, log
 from tileloom.launch.bundle_format import replacing
 from tileloom.tuning.config import Config
-from tileloom.tuning.identity import Platform, key_of, portable_key
+from tileloom.tuning.identity import Platform, key_of
 
 KIND = "tileloom-tuning"
 SCHEMA = 1
@@ -70,9 +70,10 @@ class Record:
         problem: The kernel as it is compiled; `Problem.as_json`.
         platform: What it was measured on.
         winner: The winner's config, as `Config.to_dict` gives it.
-        found_by: ``"list"`` or ``"coordinate_descent"``.
+        found_by: The stage that found it: ``"list"``, ``"scaled"``, ``"search"``, ``"descent"``.
         candidates: Every config that was tried, in the order of the list.
         measured: How: date, seconds, rounds, clock.
+        file: The file of generated code that holds the kernel, empty for other kernels.
     """
 
     problem: Mapping[str, Any]
@@ -81,16 +82,12 @@ class Record:
     found_by: str
     candidates: Sequence[Candidate]
     measured: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""
 
     @property
     def key(self) -> str:
         """Its name in the store."""
         return key_of(self.problem, asdict(self.platform))
-
-    @property
-    def portable_key(self) -> str:
-        """Its name in a bundle, which may have been built with another driver and compiler."""
-        return portable_key(self.problem, self.platform.gpu)
 
     @property
     def config(self) -> Config:
