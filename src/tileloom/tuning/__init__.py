@@ -9,26 +9,45 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tileloom.tuning.autotuner import CachingAutotuner
+    from tileloom.tuning.bandwidth import DebugAutotuner, end_graph, start_graph
+    from tileloom.tuning.bundled import bundle_winners
+    from tileloom.tuning.cached import cached_autotune
     from tileloom.tuning.config import Config
     from tileloom.tuning.heuristics_lists import configs
     from tileloom.tuning.hints import AutotuneHint, Facts, ReductionHint, TileHint
+    from tileloom.tuning.store import Store
 
 _PUBLIC = {
     "AutotuneHint": "tileloom.tuning.hints:AutotuneHint",
+    "CachingAutotuner": "tileloom.tuning.autotuner:CachingAutotuner",
     "Config": "tileloom.tuning.config:Config",
+    "DebugAutotuner": "tileloom.tuning.bandwidth:DebugAutotuner",
     "Facts": "tileloom.tuning.hints:Facts",
     "ReductionHint": "tileloom.tuning.hints:ReductionHint",
+    "Store": "tileloom.tuning.store:Store",
     "TileHint": "tileloom.tuning.hints:TileHint",
+    "bundle_winners": "tileloom.tuning.bundled:bundle_winners",
+    "cached_autotune": "tileloom.tuning.cached:cached_autotune",
     "configs": "tileloom.tuning.heuristics_lists:configs",
+    "end_graph": "tileloom.tuning.bandwidth:end_graph",
+    "start_graph": "tileloom.tuning.bandwidth:start_graph",
 }
 
 __all__ = [
     "AutotuneHint",
+    "CachingAutotuner",
     "Config",
+    "DebugAutotuner",
     "Facts",
     "ReductionHint",
+    "Store",
     "TileHint",
+    "bundle_winners",
+    "cached_autotune",
     "configs",
+    "end_graph",
+    "start_graph",
 ]
 
 
