@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 
+from tests.launch.fake_cuda import DeviceTensor
 from tests.tuning.store_samples import PLATFORM
+from tests.tuning.tuned_kernels import FACTS, meta, scale
 
 from tileloom.tuning.autotuner import CachingAutotuner
 from tileloom.tuning.bandwidth import DebugAutotuner
+from tileloom.tuning.cached import cached_autotune
 from tileloom.tuning.config import Config
+from tileloom.tuning.hints import HeuristicType
 
 
 class Recorded:
@@ -59,3 +63,34 @@ class ReplayedDebug(DebugAutotuner):
 def by_block(**times):
     """Times by XBLOCK: ``by_block(b64=0.3, b128=0.1)``."""
     return lambda config: times[f"b{config.kwargs['XBLOCK']}"]
+
+
+def config(xblock, num_warps=4, **more):
+    return Config({"XBLOCK": xblock, **more}, num_warps=num_warps, num_stages=1)
+
+
+CONFIGS = [config(64), config(128), config(256)]
+STREAM = 0x5EA
+
+
+def make(kind, fn=None, configs=None, facts=None, heuristic=HeuristicType.POINTWISE, **changes):
+    """Make an autotuner of `scale`, as generated code does."""
+    options = {name: changes.pop(name) for name in ("size_hints", "search") if name in changes}
+    return cached_autotune(
+        options.get("size_hints", {"x": 1024}), CONFIGS if configs is None else configs,
+        meta(**changes), heuristic, inductor_meta=FACTS | (facts or {}),
+        caching_autotuner_cls=kind, search=options.get("search"),
+    )(fn or scale)  # fmt: skip
+
+
+def arguments(n=1000):
+    return DeviceTensor(), DeviceTensor(), n
+
+
+def run(tuner, *args, cuda=None):
+    """Launch; with the fake library, so that it knows the kernel's parameters from then on."""
+    result = tuner.run(*(args or arguments()), stream=STREAM)
+    if cuda is not None:
+        cuda.define(result)
+        tuner.run(*(args or arguments()), stream=STREAM)
+    return result

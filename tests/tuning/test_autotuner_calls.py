@@ -1,0 +1,212 @@
+"""The calls that generated code makes on an autotuner, and the stages behind its list."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+from tests.launch.fake_cuda import DeviceTensor
+
+from tileloom import errors
+from tileloom.tuning.cached import cached_autotune
+from tileloom.tuning.config import Config
+from tileloom.tuning.hints import HeuristicType
+
+pytest.importorskip("triton")
+from tests.tuning import tuned_kernels as kernels
+from tests.tuning.replayed import CONFIGS, STREAM, Replayed, arguments, config, make, run
+from tests.tuning.tuned_kernels import FACTS, meta
+
+pytestmark = pytest.mark.usefixtures("store")
+
+
+# The calls of generated code
+
+
+def test_precompile_then_launchers(tuned):
+    tuner = make(tuned)
+    tuner.set_compile_info(None, True)
+    assert tuner.is_backward
+    tuner.precompile()
+    assert [launcher.config for launcher in tuner.launchers] == CONFIGS
+    first = tuner.launchers[0]
+    assert first.n_regs is not None
+    assert first.shared == 0
+    assert first.store_cubin is False
+    assert first.cache_hash
+    assert isinstance(tuner, Replayed)
+    run(tuner)
+    later = make(tuned)
+    later.precompile()
+    assert [launcher.config for launcher in later.launchers] == [CONFIGS[1]]
+
+
+def test_one_config_is_launched_unmeasured(tuned, store):
+    tuner = make(tuned, configs=[config(64), config(64)])
+    run(tuner)
+    assert tuned.asked == []
+    assert store.files() == []
+    assert tuner.winner == config(64)
+
+
+def test_through_a_compile_worker_and_back(tuned):
+    """What PyTorch's pool does: compile, drop, pickle, unpickle, restore, precompile."""
+    worker = make(Replayed)
+    worker.precompile(warm_cache_only=True)
+    worker.prepare_for_pickle()
+    assert worker.launchers == []
+    copy = pickle.loads(pickle.dumps(worker))
+    assert copy.fn is None
+    copy.set_compile_info(None, False)
+    copy.restore_after_unpickle(None)
+    copy.precompile(reload_kernel=lambda: make(Replayed), static_triton_bundle_key="key")
+    assert [launcher.config for launcher in copy.launchers] == CONFIGS
+    run(copy)
+    assert copy.winner == CONFIGS[0]
+    kept = copy.prepare_for_pickle()
+    assert copy.fn is None
+    copy.restore_after_unpickle(kept)
+    run(copy)
+
+
+def test_pickled_too_early_or_too_late(tuned):
+    worker = make(Replayed)
+    copy = pickle.loads(pickle.dumps(worker))
+    with pytest.raises(errors.OptionError, match="came out of a pickle, without its function"):
+        copy.precompile()
+    run(worker)
+    with pytest.raises(errors.OptionError, match="is pickled with launchers, which belong to this"):
+        pickle.dumps(worker)
+
+
+def test_extra_arguments_of_the_grid(tuned, cuda):
+    from tileloom.tuning.grids import FixedGrid
+
+    tuner = make(tuned, facts=FixedGrid.setup_grid_as_args())
+    x, y, n = arguments()
+    compiled = tuner.run(x, y, n, 3, 2, 1, stream=STREAM)
+    cuda.define(compiled)
+    tuner.run(x, y, n, 5, 2, 1, stream=STREAM)
+    assert cuda.last().grid == (5, 2, 1)
+
+
+def test_a_kernel_without_xblock_drops_it_from_its_configs(tuned):
+    changed = {"signature": {"out_ptr0": "*fp32", "xnumel": "i32"}, "configs": []}
+    made = cached_autotune(
+        {"x": 8}, [config(1)], meta(**changed), HeuristicType.POINTWISE, inductor_meta=FACTS
+    )(kernels.rows)
+    assert made.configs == [Config({}, num_warps=4, num_stages=1)]
+
+
+def test_threads_share_one_tune(tuned):
+    tuner = make(tuned)
+    threads = [threading.Thread(target=run, args=(tuner,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(tuner.launchers) == 1
+    rounds = tuned.asked.count(CONFIGS[1])
+    assert rounds < 2 * 25
+
+
+def test_hooks_see_tuned_launches(tuned, cuda):
+    from triton import knobs as of_triton
+
+    tuner = make(tuned)
+    run(tuner)
+    seen = []
+
+    def enter(metadata):
+        seen.append(metadata.get()["name"])
+
+    of_triton.runtime.launch_enter_hook.add(enter)
+    try:
+        run(tuner)
+    finally:
+        of_triton.runtime.launch_enter_hook.remove(enter)
+    run(tuner)
+    assert seen == ["scale"]
+
+
+def test_the_profiler_sees_tuned_launches(tuned):
+    from torch.profiler import ProfilerActivity, profile
+
+    tuner = make(tuned, facts={"kernel_name": "triton_poi_scale", "kernel_num_gb": 0.5})
+    run(tuner)
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        run(tuner)
+    assert "triton_poi_scale" in [event.name for event in seen.events()]
+
+
+# Stages
+
+
+def test_coordinate_descent_follows_where_it_is_asked_for(tuned, store):
+    times = {64: 0.3, 128: 0.26, 256: 0.28, 32: 0.4, 512: 0.1}
+    tuned.times = staticmethod(
+        lambda c: times[c.kwargs["XBLOCK"]] * (0.9 if c.num_warps == 8 else 1.0)
+    )
+    facts = {"coordinate_descent_tuning": True}
+    tuner = make(tuned, configs=CONFIGS[:2], facts=facts, size_hints={"x": 512})
+    run(tuner)
+    # From 128 only 256 is new, and slower; two warps more are faster, and from there nothing.
+    assert tuner.winner == config(128, 8)
+    record = store.find(*tuner._identity(tuner._stages))
+    assert record.found_by == "descent"
+    assert record.problem["stages"] == "list+descent"
+    tuned.asked.clear()
+    later = make(tuned, configs=CONFIGS[:2], facts=facts, size_hints={"x": 512})
+    run(later)
+    assert later.winner == config(128, 8)
+    assert tuned.asked == []
+    plain = make(tuned, configs=CONFIGS[:2], size_hints={"x": 512})
+    run(plain)
+    assert plain.winner == CONFIGS[1]
+    assert len(store.files()) == 2
+
+
+@pytest.mark.parametrize("kind", ["TEMPLATE", "USER_AUTOTUNE", "FIXED", "REDUCTION"])
+def test_what_is_never_refined(tuned, kind):
+    facts = {"coordinate_descent_tuning": True, "deterministic": kind == "REDUCTION"}
+    tuner = make(tuned, facts=facts, heuristic=HeuristicType[kind])
+    assert tuner._stages.names == "list"
+
+
+def test_a_search_over_more_configs(tuned):
+    """The seam that combo kernels and later tuners use."""
+    asked = []
+
+    def search(measure):
+        tried = [config(64), config(64, 8), config(32)]
+        asked.append(measure(tried))
+        return tried[asked[0].index(min(asked[0]))]
+
+    tuned.times = staticmethod(lambda c: 0.3 if c.num_warps == 4 else 0.2)
+    tuner = make(tuned, configs=[config(64)], search=search)
+    run(tuner)
+    assert tuner.winner == config(64, 8)
+    assert asked[0] == pytest.approx([1.5, 1.0, 1.5])
+    assert tuner.autotune_cache_info["found_by"] == "search"
+
+
+def test_blocks_are_halved_where_registers_keep_programs_away(tuned, monkeypatch, store):
+    from tileloom.tuning import loaded
+
+    own = loaded.Loaded.costs
+    monkeypatch.setattr(loaded.Loaded, "costs", lambda self, c: own(self, c) | {"registers": 255})
+    times = {2048: 0.4, 1024: 0.3, 512: 0.35, 256: 0.5, 128: 0.6, 64: 0.7}
+    tuned.times = staticmethod(lambda c: times[c.kwargs["R0_BLOCK"]])
+    tuner = make(
+        tuned, kernels.row_sum, configs=[Config({"XBLOCK": 1, "R0_BLOCK": 2048}, 8, 1)],
+        heuristic=HeuristicType.REDUCTION, size_hints={"x": 2**14, "r0_": 2048},
+        signature={"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "r0_numel": "i32",
+                   "XBLOCK": "constexpr", "R0_BLOCK": "constexpr"},
+    )  # fmt: skip
+    tuner.run(DeviceTensor(), DeviceTensor(), 2**14, 2048, stream=STREAM)
+    assert tuner.winner.kwargs == {"XBLOCK": 1, "R0_BLOCK": 1024}
+    record = store.find(*tuner._identity(tuner._stages))
+    assert record.found_by == "scaled"
+    assert record.problem["stages"] == "list+scaled"
+    assert len(record.candidates) == 6
