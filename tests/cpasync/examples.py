@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 
@@ -18,3 +19,9 @@ def load(name):
         return importlib.import_module(name)
     finally:
         sys.path.remove(str(FOLDER))
+
+
+@functools.lru_cache
+def ptx_of(name, *arguments, arch="sm_90a"):
+    """The PTX of one of them, compiled once."""
+    return load(name).build(*arguments, arch=arch)[1]

@@ -53,7 +53,7 @@ def assembled(ptx, arch, folder):
         ("tma_copy", (torch.bfloat16,), 64),
         ("tma_copy", (torch.float32,), 64),
         # 384 threads share 65536 registers; each warpgroup then takes or gives its own.
-        ("gemm", (torch.float16,), 168),
+        ("gemm", (torch.float16, torch.float16), 168),
         ("gemm", (torch.bfloat16,), 168),
         ("split_k_gemm", (torch.bfloat16,), 168),
     ],
@@ -61,7 +61,7 @@ def assembled(ptx, arch, folder):
 def test_assembler_neither_spills_nor_serialises_wgmma(
     kernels, name, arguments, registers, tmp_path
 ):
-    _, ptx = examples.load(name).build(*arguments, arch="sm_90a")
+    ptx = examples.ptx_of(name, *arguments)
     used, spills, said = assembled(ptx, "sm_90a", tmp_path)
     assert used <= registers
     assert spills == 0
@@ -70,5 +70,4 @@ def test_assembler_neither_spills_nor_serialises_wgmma(
 
 @pytest.mark.parametrize(("name", "arch"), [("axpby", "sm_80"), ("tma_copy", "sm_100a")])
 def test_copies_compile_for_other_architectures(kernels, name, arch):
-    _, ptx = examples.load(name).build(arch=arch)
-    assert f".target {arch}\n" in ptx
+    assert f".target {arch}\n" in examples.ptx_of(name, arch=arch)
