@@ -147,6 +147,14 @@ def test_kernels_in_one_launch_with_blocks_of_their_own():
     assert made.evaluate({"xnumel_2": 10, "ynumel_2": 7}) == (tiles, 1, 1)
 
 
+def test_sizes_may_have_other_names():
+    made = grid("Grid2D", numels={"x": "rows", "y": "heads"})
+    assert made.names == {"rows", "heads"}
+    assert made.evaluate({"rows": 65, "heads": 4}) == (2, 1, 1)
+    made = grid("SplitScanGrid", Config({"R0_BLOCK": 256}), numels={"x": "rows", "r0_": "cols"})
+    assert made.evaluate({"rows": 65, "cols": 257}) == (2, 65, 1)
+
+
 def test_a_grid_reads_only_arguments():
     assert grid("Grid2DWithYZOverflow").names == {"xnumel", "ynumel"}
     assert grid("FixedGrid", fixed_grid=["max(math.floor(a / 2), b)", 1, 1]).names == {"a", "b"}

@@ -169,13 +169,16 @@ def test_blocks_are_shared_out_by_scores(scores, target, blocks):
     assert match_target_block_product(sizes, scores, target) == blocks
 
 
-def test_rows_of_cooperative_reductions_are_not_shared_by_more_programs_than_can_run():
-    sizes = {"x": 1, "r0_": 65536}
-    splits = {
-        sms: configs("cooperative_reduction", sizes, Facts(multi_processor_count=sms))[0]
-        for sms in (0, 132, 46, 8)
-    }
-    assert {n: c.kwargs["RSPLIT"] for n, c in splits.items()} == {0: 64, 132: 64, 46: 32, 8: 8}
+def test_rows_of_cooperative_reductions_are_shared_by_as_many_programs_as_can_run():
+    """The original always starts 64, which wait for each other for ever on fewer SMs."""
+
+    def split(rows, sms):
+        facts = Facts(multi_processor_count=sms)
+        made = configs("cooperative_reduction", {"x": rows, "r0_": 65536}, facts)
+        return made[0].kwargs["RSPLIT"]
+
+    assert [split(1, sms) for sms in (0, 132, 46, 8)] == [64, 64, 32, 8]
+    assert [split(4, sms) for sms in (0, 132, 46, 8)] == [16, 32, 8, 2]
     (few,) = configs("cooperative_reduction", {"x": 1, "r0_": 16}, Facts(reduction_hint=INNER))
     assert few.kwargs == {"XBLOCK": 1, "R0_BLOCK": 1, "RSPLIT": 16}, "the original refuses it"
 

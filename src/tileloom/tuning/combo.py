@@ -119,17 +119,14 @@ def _fastest(tried: Sequence[Config], measure: MeasureAll) -> Config:
 
 
 def combo_plan(
-    inductor_meta: Mapping[str, Any],
-    triton_meta: Mapping[str, Any],
-    *,
-    min_elem_per_thread: int = 0,
+    inductor_meta: Mapping[str, Any], triton_meta: Mapping[str, Any]
 ) -> ComboPlan | None:
     """Plan the tuning of a combo kernel.
 
     Args:
-        inductor_meta: The kernel's facts; `combo_grid_meta` in it tells those of each kernel.
+        inductor_meta: The kernel's facts; `combo_grid_meta` in it tells those of each kernel,
+            `min_elem_per_thread` how many elements each thread has at least.
         triton_meta: Its signature and device.
-        min_elem_per_thread: Elements that each thread of a pointwise kernel has at least.
 
     Returns:
         The plan; None if the kernel is no combo kernel whose kernels have blocks of their own.
@@ -150,7 +147,7 @@ def combo_plan(
         known = {
             "reduction_hint": member(ReductionHint, combo.get(f"reduction_hint_{i}")),
             "tile_hint": member(TileHint, combo.get(f"tile_hint_{i}")),
-            "min_elem_per_thread": min_elem_per_thread,
+            "min_elem_per_thread": inductor_meta.get("min_elem_per_thread", 0),
         }
         kind, facts = combo[f"heuristic_{i}"], Facts.of(meta, triton_meta, **known)
         if kind not in KINDS:

@@ -71,7 +71,8 @@ class GridExpr:
     """The grid of a kernel with one config.
 
     Attributes:
-        inductor_meta: The kernel's facts and settings.
+        inductor_meta: The kernel's facts and settings. `numels` in it names the argument that is
+            the size of a dimension, which generated code calls ``xnumel``, ``r0_numel`` and so on.
         meta: The config as a flat dictionary.
         prefix: Assignments that stand before the expressions.
         x_grid: Programs along x.
@@ -152,6 +153,10 @@ class GridExpr:
         exec(compile(source, f"<{type(self).__name__}>", "exec"), scope)
         return cast(Callable[..., tuple[int, int, int]], scope["grid"])
 
+    def numel(self, dim: str) -> str:
+        """Return the name of the argument that is the size of a dimension."""
+        return self.inductor_meta.get("numels", {}).get(dim, f"{dim}numel")
+
     def _unknown(self, missing: Sequence[str], known: Iterable[str]) -> str:
         return (
             f"{type(self).__name__}: the grid reads {', '.join(missing)}, but the launch has "
@@ -164,7 +169,7 @@ class Grid1D(GridExpr):
     """Blocks of x."""
 
     def _generate(self) -> None:
-        self.x_grid = ceildiv("xnumel", self.meta.get("XBLOCK"))
+        self.x_grid = ceildiv(self.numel("x"), self.meta.get("XBLOCK"))
 
 
 class Grid2D(Grid1D):
@@ -172,7 +177,7 @@ class Grid2D(Grid1D):
 
     def _generate(self) -> None:
         super()._generate()
-        self.y_grid = ceildiv("ynumel", self.meta.get("YBLOCK"))
+        self.y_grid = ceildiv(self.numel("y"), self.meta.get("YBLOCK"))
 
 
 class Grid3D(Grid2D):
@@ -180,7 +185,7 @@ class Grid3D(Grid2D):
 
     def _generate(self) -> None:
         super()._generate()
-        self.z_grid = ceildiv("znumel", self.meta.get("ZBLOCK"))
+        self.z_grid = ceildiv(self.numel("z"), self.meta.get("ZBLOCK"))
 
 
 class BatchMatmulGrid3D(Grid3D):
@@ -196,7 +201,7 @@ class Grid2DWithYZOverflow(Grid1D):
 
     def _generate(self) -> None:
         super()._generate()
-        self._share_y(ceildiv("ynumel", self.meta.get("YBLOCK")))
+        self._share_y(ceildiv(self.numel("y"), self.meta.get("YBLOCK")))
 
     def _share_y(self, blocks: Expression) -> None:
         """Spread blocks over y and z; no blocks at all stay none."""
@@ -218,7 +223,7 @@ class MixOrderReductionGrid(GridExpr):
                 f"MixOrderReductionGrid: RSPLIT_SIZE is {rows} and XBLOCK {block}; RSPLIT_SIZE "
                 "must be a multiple of XBLOCK. Try: XBLOCK=1."
             )
-        self.x_grid = ceildiv("xnumel", rows)
+        self.x_grid = ceildiv(self.numel("x"), rows)
 
 
 class CooperativeReductionGrid(GridExpr):
@@ -232,7 +237,7 @@ class CooperativeReductionGrid(GridExpr):
                 "that share a row. Try: cooperative_reduction, which sets it."
             )
         self.x_grid = split
-        self.y_grid = ceildiv("xnumel", self.meta.get("XBLOCK"))
+        self.y_grid = ceildiv(self.numel("x"), self.meta.get("XBLOCK"))
 
 
 class SplitScanGrid(GridExpr):
@@ -245,8 +250,8 @@ class SplitScanGrid(GridExpr):
                 f"SplitScanGrid: XBLOCK is {block}; a split scan takes one row a program. "
                 "Try: inductor_meta={..., 'no_x_dim': True}, which makes it 1."
             )
-        self.x_grid = ceildiv("r0_numel", self.meta.get("R0_BLOCK"))
-        self.y_grid = "xnumel"
+        self.x_grid = ceildiv(self.numel("r0_"), self.meta.get("R0_BLOCK"))
+        self.y_grid = self.numel("x")
 
 
 class FixedGrid(GridExpr):

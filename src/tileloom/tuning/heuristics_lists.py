@@ -11,8 +11,9 @@ original is wrong:
 
 - under max-autotune the config that would be taken without it is always a candidate (the last);
 - max-autotune also counts for three-dimensional pointwise kernels;
-- a cooperative reduction never splits a row among more programs than the device has SMs, which
-  would wait for each other for ever, nor more than the row has elements;
+- a cooperative reduction has as many programs as the device has SMs, down to a power of two, where
+  their number is known: the original's 64 leave SMs idle, or wait for each other for ever where
+  there are fewer. No row is split among more than it has elements;
 - the blocks of a mix-order reduction divide its rows, and respect the minimum of TMA.
 """
 
@@ -258,10 +259,9 @@ def cooperative_reduction_configs(sizes: Sizes, facts: Facts) -> list[Config]:
             "alone. Try: reduction, or one reduced dimension."
         )
     x, r = sizes["x"], sizes["r0_"]
-    programs = MAX_RSPLIT
-    if facts.multi_processor_count:  # all must run at once
-        programs = min(programs, last_power_of_2(facts.multi_processor_count))
-    split = max(1, min(programs // x, r))
+    # All must run at once, and should be many.
+    programs = last_power_of_2(facts.multi_processor_count or MAX_RSPLIT)
+    split = max(1, min(programs // x, MAX_RSPLIT, r))
     make = persistent_reduction_configs if facts.persistent else reduction_configs
     listed = make({"x": x, "r0_": r // split}, facts)
     return [config.with_kwargs(RSPLIT=split) for config in listed]

@@ -78,5 +78,5 @@ def scaled_config(
 
 def programs_of(grid: GridExpr, size_hints: Sizes) -> int:
     """Return the programs of a grid by size hints; what it reads beside sizes counts as 1."""
-    sizes = {f"{dim}numel": size for dim, size in size_hints.items()}
+    sizes = {grid.numel(dim): size for dim, size in size_hints.items()}
     return math.prod(grid.evaluate({name: sizes.get(name, 1) for name in grid.names}))
