@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from tileloom.tuning.bundled import bundle_winners
     from tileloom.tuning.cached import cached_autotune
     from tileloom.tuning.config import Config
+    from tileloom.tuning.front import (
+        cooperative_reduction,
+        persistent_reduction,
+        pointwise,
+        reduction,
+        split_scan,
+    )
+    from tileloom.tuning.generated import fixed_config, foreach, template, user_autotune
     from tileloom.tuning.heuristics_lists import configs
     from tileloom.tuning.hints import AutotuneHint, Facts, ReductionHint, TileHint
     from tileloom.tuning.store import Store
@@ -32,7 +40,17 @@ _PUBLIC = {
     "configs": "tileloom.tuning.heuristics_lists:configs",
     "end_graph": "tileloom.tuning.bandwidth:end_graph",
     "start_graph": "tileloom.tuning.bandwidth:start_graph",
-}
+    **{
+        name: f"tileloom.tuning.front:{name}"
+        for name in (
+            "cooperative_reduction", "persistent_reduction", "pointwise", "reduction", "split_scan",
+        )
+    },
+    **{
+        name: f"tileloom.tuning.generated:{name}"
+        for name in ("fixed_config", "foreach", "template", "user_autotune")
+    },
+}  # fmt: skip
 
 __all__ = [
     "AutotuneHint",
@@ -46,8 +64,17 @@ __all__ = [
     "bundle_winners",
     "cached_autotune",
     "configs",
+    "cooperative_reduction",
     "end_graph",
+    "fixed_config",
+    "foreach",
+    "persistent_reduction",
+    "pointwise",
+    "reduction",
+    "split_scan",
     "start_graph",
+    "template",
+    "user_autotune",
 ]
 
 

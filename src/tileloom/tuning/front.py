@@ -1,0 +1,140 @@
+"""Decorators for kernels of one's own: name the arguments that are sizes, and launch by arguments.
+
+    @tileloom.tuning.reduction(sizes=dict(x="rows", r="cols"), hint="inner")
+    @triton.jit
+    def rms_norm_kernel(x, w, y, rows, cols, XBLOCK: tl.constexpr, R0_BLOCK: tl.constexpr): ...
+
+    rms_norm_kernel(x, w, y, rows, cols)
+
+The blocks, the warps and the grid follow from the sizes. On a GPU the first launch of each kind
+measures the candidates (or finds the winner in the store); kinds differ by types, alignments and
+sizes rounded up to powers of two. Where nothing can be measured, in the emulator for example, the
+first candidate runs. Without `sizes=`, the same names are the decorators of generated code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tileloom.errors import OptionError
+from tileloom.tuning import generated
+from tileloom.tuning.config import Config
+from tileloom.tuning.hints import Facts, ReductionHint, TileHint
+from tileloom.tuning.tuned_kernel import TunedKernel
+
+_DIMS = {"x": "x", "y": "y", "z": "z", "r": "r0_", "r0": "r0_", "r1": "r1_"}
+
+
+def _decorator(kind: str) -> Callable[..., Any]:
+    def decorate(
+        *given: Any,
+        sizes: Mapping[str, str] | None = None,
+        hint: str | None = None,
+        configs: Sequence[Any] | None = None,
+        changed: Sequence[str] = (),
+        zeroed: Sequence[str] = (),
+        max_autotune: bool = False,
+        loads: int = 0,
+        refine: bool = False,
+        **of_generated_code: Any,
+    ) -> Any:
+        if sizes is None:
+            return getattr(generated, kind)(*given, **of_generated_code)
+        if given or of_generated_code:
+            odd = ", ".join(of_generated_code) or f"{len(given)} arguments by position"
+            raise OptionError(
+                f"tuning: {kind} is given sizes and {odd}; sizes is for kernels of your own, the "
+                "other is what generated code gives. Try: sizes, hint, configs, changed, zeroed, "
+                "max_autotune, loads, refine."
+            )
+        by_dim = {_dim(kind, dim): name for dim, name in sizes.items()}
+        listed = None if configs is None else _own_list(kind, configs)
+        facts = Facts(
+            max_autotune=max_autotune,
+            num_load=loads,
+            num_reduction=int(kind != "pointwise"),
+            **_hint(kind, hint),
+        )
+
+        def wrap(fn: Any) -> TunedKernel:
+            names = getattr(fn, "arg_names", ())
+            own = replace(facts, no_x_dim=kind != "pointwise" and "XBLOCK" not in names)
+            return TunedKernel(fn, kind, by_dim, own, listed, changed, zeroed, refine)
+
+        return wrap
+
+    decorate.__name__ = decorate.__qualname__ = kind
+    decorate.__doc__ = _DOC.format(_KINDS[kind])
+    return decorate
+
+
+def _dim(kind: str, dim: str) -> str:
+    if dim not in _DIMS:
+        raise OptionError(
+            f"tuning: sizes of {kind} names a dimension {dim!r}; dimensions are x, y and z, and r "
+            "or r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols')."
+        )
+    return _DIMS[dim]
+
+
+def _own_list(kind: str, configs: Sequence[Any]) -> list[Config]:
+    if not configs:
+        raise OptionError(
+            f"tuning: the list of configs of {kind} is empty; it needs at least one. Try: "
+            "configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out."
+        )
+    return [Config.of(config) for config in configs]
+
+
+def _hint(kind: str, hint: str | None) -> dict[str, Any]:
+    known = {"square": TileHint.SQUARE} if kind == "pointwise" else {
+        "inner": ReductionHint.INNER, "outer": ReductionHint.OUTER,
+        "outer_tiny": ReductionHint.OUTER_TINY,
+    }  # fmt: skip
+    if hint is None:
+        return {}
+    if hint not in known:
+        raise OptionError(
+            f"tuning: hint of {kind} is {hint!r}; it must be None or one of "
+            f"{', '.join(map(repr, known))}. Try: hint={next(iter(known))!r}."
+        )
+    return {"tile_hint" if kind == "pointwise" else "reduction_hint": known[hint]}
+
+
+_KINDS = {
+    "pointwise": "computes each element by itself",
+    "reduction": "reduces rows and loops over each in blocks of R0_BLOCK",
+    "persistent_reduction": "reduces rows and holds each whole, R0_BLOCK being the row's size",
+    "cooperative_reduction": "reduces rows, each shared by RSPLIT programs that meet on the way",
+    "split_scan": "scans rows, each shared by several programs in blocks of R0_BLOCK",
+}
+_DOC = """Tune a kernel that {}.
+
+    Args:
+        given: Arguments of generated code, without `sizes`; see `tileloom.tuning.generated`.
+        sizes: The name of the argument that is the size of each dimension: ``x``, ``y``, ``z`` for
+            those that programs share out, ``r`` (or ``r0``, ``r1``) for those that are reduced.
+        hint: How the elements of a reduction lie: ``"inner"`` side by side, ``"outer"`` far apart,
+            ``"outer_tiny"`` far apart and few; ``"square"`` for tiles of a pointwise kernel.
+        configs: Candidates of your own, the default first, in place of those of the heuristics.
+        changed: Arguments that the kernel reads and writes: measuring gives them their values back.
+        zeroed: Arguments that each launch is to find filled with zeros while it is measured.
+        max_autotune: Whether to measure all candidates where the hint would choose.
+        loads: Loads of the kernel for each element; many of them make blocks smaller.
+        refine: Whether coordinate descent goes on from the best candidate.
+        of_generated_code: Arguments of generated code by name.
+
+    Returns:
+        A decorator that makes a `TunedKernel` of a jitted function.
+
+    Raises:
+        OptionError: If a dimension, a hint or a config is none, or a name is no argument.
+"""
+
+pointwise = _decorator("pointwise")
+reduction = _decorator("reduction")
+persistent_reduction = _decorator("persistent_reduction")
+cooperative_reduction = _decorator("cooperative_reduction")
+split_scan = _decorator("split_scan")

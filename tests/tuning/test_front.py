@@ -1,0 +1,275 @@
+"""The decorators for kernels of one's own: results, candidates, plans, and sentences."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from tests.tuning.front_kernels import row_max, row_sum, scale, transpose
+
+from tileloom import emulator, tuning
+from tileloom.errors import ArgumentError, DeviceError, OptionError
+from tileloom.tuning import Config, Facts, ReductionHint, TileHint, configs, generated, tuned_kernel
+from tileloom.tuning.hints import DeviceProperties, HeuristicType
+
+H100 = DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
+
+
+@triton.jit
+def plain_kernel(x, n, XBLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, XBLOCK), n)
+
+
+def whole_numbers(*size):
+    return torch.arange(torch.Size(size).numel()).remainder(17).sub(8).float().reshape(size)
+
+
+def test_a_kernel_is_launched_by_its_arguments_alone():
+    x = whole_numbers(5, 100)
+    with emulator.run():
+        total, most = torch.empty(5), torch.empty(5)
+        row_sum(x, total, 5, 100)
+        row_max(x, most, cols=100, rows=5)
+        turned = torch.empty(100, 5)
+        transpose(x, turned, 5, 100)
+    assert torch.equal(total, x.sum(1))
+    assert torch.equal(most, x.amax(1))
+    assert torch.equal(turned, x.t())
+
+
+def test_compile_time_arguments_are_given_by_name():
+    x = whole_numbers(70)
+    before = x.clone()
+    with emulator.run():
+        scale(x, 70, 2.0, SQUARED=True)
+    assert torch.equal(x, before * before * 2)
+
+
+def test_nothing_to_do_launches_nothing():
+    assert row_sum(torch.empty(0, 8), torch.empty(0), 0, 8) is None
+
+
+def test_candidates_are_those_of_the_heuristics():
+    facts = Facts(reduction_hint=ReductionHint.INNER, num_reduction=1)
+    assert row_sum.candidates(rows=4096, cols=3000) == configs(
+        "reduction", {"x": 4096, "r0_": 4096}, facts
+    )
+    (whole,) = row_max.candidates(rows=8192, cols=300)
+    assert whole.kwargs == {"XBLOCK": 2, "R0_BLOCK": 512}, "the row is a constant of the kernel"
+    square = Facts(tile_hint=TileHint.SQUARE)
+    assert transpose.candidates(rows=64, cols=64) == configs(
+        "pointwise", {"x": 64, "y": 64}, square
+    )
+
+
+def test_a_kernel_without_xblock_takes_one_row_a_program():
+    @tuning.reduction(sizes={"x": "rows", "r": "cols"}, hint="inner")
+    @triton.jit
+    def kernel(x, rows, cols, R0_BLOCK: tl.constexpr):
+        pass
+
+    (config,) = kernel.candidates(rows=4096, cols=512)
+    assert config.kwargs == {"R0_BLOCK": 512}
+
+
+def test_candidates_may_be_ones_own():
+    own = [triton.Config({"XBLOCK": 64}, num_warps=2), {"XBLOCK": 128, "num_warps": 4}]
+    kernel = tuning.pointwise(sizes={"x": "n"}, configs=own)(plain_kernel)
+    assert kernel.candidates(n=1000) == [Config({"XBLOCK": 64}, 2), Config({"XBLOCK": 128})]
+
+
+def planned(monkeypatch, kernel, hints, *args, deterministic=False, **named):
+    """What the autotuner of a launch would be made of."""
+    made = {}
+
+    def autotune(size_hints, listed, **given):
+        made.update(given, size_hints=size_hints, configs=listed)
+        return lambda fn: made
+
+    monkeypatch.setattr(tuned_kernel, "cached_autotune", autotune)
+    monkeypatch.setattr(tuned_kernel, "device_properties", lambda device: H100)
+    values = kernel._in_order(args, named)
+    _, pairs = kernel._kinds(values)
+    return kernel._plan(torch.device("meta"), hints, pairs, deterministic)
+
+
+def test_a_plan_has_what_generated_code_would_state(monkeypatch):
+    x, y = torch.zeros(64), torch.zeros(65)[1:]
+    made = planned(monkeypatch, row_sum, {"x": 2, "r0_": 64}, x, y, 1, 48)
+    assert made["size_hints"] == {"x": 2, "r0_": 64}
+    assert made["heuristic_type"] is HeuristicType.REDUCTION
+    meta = made["triton_meta"]
+    assert meta["signature"] == {
+        "x": "*fp32", "y": "*fp32", "rows": "constexpr", "cols": "i32",
+        "XBLOCK": "constexpr", "R0_BLOCK": "constexpr",
+    }  # fmt: skip
+    assert meta["constants"] == {"rows": 1}
+    aligned = [["tt.divisibility", 16]]
+    assert meta["configs"] == [{(0,): aligned, (3,): aligned}], "y is not aligned"
+    assert meta["device"] == H100
+    assert made["inductor_meta"]["grid_type"] == "Grid1D"
+    assert made["inductor_meta"]["numels"] == {"x": "rows", "r0_": "cols"}
+
+
+def test_a_plan_names_what_the_kernel_changes(monkeypatch):
+    made = planned(monkeypatch, scale, {"x": 64}, torch.zeros(64), 64, 2.0, SQUARED=False)
+    assert made["triton_meta"]["restore_value"] == ["x"]
+    assert made["triton_meta"]["constants"] == {"SQUARED": False}
+    assert made["inductor_meta"]["coordinate_descent_tuning"] is True
+    assert made["triton_meta"]["signature"]["factor"] == "fp32"
+
+
+def test_deterministic_algorithms_leave_one_candidate(monkeypatch):
+    kernel = tuning.reduction(sizes={"x": "rows", "r": "cols"})(row_sum.fn)
+    arguments = (row_sum.fn, torch.zeros(64), torch.zeros(64), 64, 4096)[1:]
+    for deterministic, count in ((False, 6), (True, 1)):
+        made = planned(
+            monkeypatch, kernel, {"x": 64, "r0_": 4096}, *arguments, deterministic=deterministic
+        )
+        assert (len(made["configs"]) > 1) is (count > 1)
+
+
+def test_launches_differ_by_types_alignment_and_constants():
+    x, odd = torch.zeros(64), torch.zeros(65)[1:]
+
+    def kinds(*args, **named):
+        return scale._kinds(scale._in_order(args, {"SQUARED": True, **named}))[0]
+
+    assert kinds(x, 64, 2.0) == kinds(x, 32, 3.0)
+    others = [
+        kinds(odd, 64, 2.0),
+        kinds(x, 63, 2.0),
+        kinds(x, 1, 2.0),
+        kinds(x.half(), 64, 2.0),
+        kinds(x, 64, 2),
+        kinds(x, 64, 2.0, SQUARED=False),
+        kinds(x, 64, 2.0, SQUARED=1),
+    ]
+    assert len({kinds(x, 64, 2.0), *others}) == 8
+
+
+def test_without_sizes_the_decorators_are_those_of_generated_code():
+    meta = {"device": H100, "signature": {}}
+    listed = tuning.pointwise({"x": 1 << 20}, triton_meta=meta, return_configs=True)
+    assert listed == configs("pointwise", {"x": 1 << 20})
+    assert tuning.user_autotune is generated.user_autotune
+
+
+X = torch.zeros(64)
+NAMED = "those are x, n, XBLOCK. Try: one of these."
+WRONG = {
+    "a size that names no argument": (
+        lambda: tuning.pointwise(sizes={"x": "m"})(plain_kernel),
+        OptionError,
+        f"tuning: sizes says that 'm' is the size of x, which is no argument of 'plain_kernel'; "
+        f"{NAMED}",
+    ),
+    "a changed argument that is none": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, changed=["y"])(plain_kernel),
+        OptionError,
+        f"tuning: changed names 'y', which is no argument of 'plain_kernel'; {NAMED}",
+    ),
+    "no configs": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, configs=[]),
+        OptionError,
+        "tuning: the list of configs of pointwise is empty; it needs at least one. Try: "
+        "configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out.",
+    ),
+    "an unknown dimension": (
+        lambda: tuning.reduction(sizes={"rows": "n"}),
+        OptionError,
+        "tuning: sizes of reduction names a dimension 'rows'; dimensions are x, y and z, and r or "
+        "r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols').",
+    ),
+    "an unknown hint": (
+        lambda: tuning.reduction(sizes={"x": "n"}, hint="square"),
+        OptionError,
+        "tuning: hint of reduction is 'square'; it must be None or one of 'inner', 'outer', "
+        "'outer_tiny'. Try: hint='inner'.",
+    ),
+    "a block that the kernel does not have": (
+        lambda: tuning.reduction(sizes={"x": "n", "r": "n"})(plain_kernel),
+        OptionError,
+        "tuning: 'plain_kernel' has no R0_BLOCK, which its configs set. Try: "
+        "R0_BLOCK: tl.constexpr among its parameters.",
+    ),
+    "no kernel": (
+        lambda: tuning.pointwise(sizes={"x": "n"})(print),
+        OptionError,
+        "tuning: pointwise decorates a builtin_function_or_method; it must be a function made by "
+        "triton.jit, whose parameters are given by position. Try: @triton.jit below it.",
+    ),
+    "no x": (
+        lambda: tuning.pointwise(sizes={"y": "n"})(plain_kernel),
+        OptionError,
+        "tuning: sizes of 'plain_kernel' has y; it must name the size of x. Try: "
+        "sizes=dict(x='rows', r='cols').",
+    ),
+    "words of generated code": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, triton_meta={}),
+        OptionError,
+        "tuning: pointwise is given sizes and triton_meta; sizes is for kernels of your own, the "
+        "other is what generated code gives. Try: sizes, hint, configs, changed, zeroed, "
+        "max_autotune, loads, refine.",
+    ),
+    "a size that is none": (
+        lambda: row_sum(X, X, 4.0, 16),
+        ArgumentError,
+        "tuning: rows of 'row_sum' is 4.0; it is a size, an integer of at least 0. Try: "
+        "rows=tensor.shape[0].",
+    ),
+    "an argument missing": (
+        lambda: row_sum(X, X, 4),
+        ArgumentError,
+        "tuning: cols is missing in a launch of 'row_sum', which takes x, y, rows, cols. Try: "
+        "these in order, compile-time arguments by name.",
+    ),
+    "an argument given twice": (
+        lambda: row_sum(X, X, 4, 16, rows=4),
+        ArgumentError,
+        "tuning: rows is given twice in a launch of 'row_sum', which takes x, y, rows, cols. Try: "
+        "these in order, compile-time arguments by name.",
+    ),
+    "too many arguments": (
+        lambda: row_sum(X, X, 4, 16, 1),
+        ArgumentError,
+        "tuning: 5 arguments are given by position in a launch of 'row_sum', which takes x, y, "
+        "rows, cols. Try: these in order, compile-time arguments by name.",
+    ),
+    "an unknown argument": (
+        lambda: row_sum(X, X, 4, 16, eps=1),
+        ArgumentError,
+        "tuning: eps is no argument in a launch of 'row_sum', which takes x, y, rows, cols. Try: "
+        "these in order, compile-time arguments by name.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "text"), WRONG.values(), ids=WRONG)
+def test_mistakes_get_a_sentence(make, error, text):
+    with pytest.raises(error, match=f"^{re.escape(text)}$"):
+        make()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_a_cpu_tensor_outside_of_the_emulator():
+    with pytest.raises(DeviceError, match=r"'row_sum' needs a GPU, .*x is on cpu.* Try: "):
+        row_sum(X, torch.zeros(4), 4, 16)
+
+
+@pytest.mark.gpu
+def test_tuned_on_a_gpu(tmp_path):
+    from tileloom import knobs
+
+    x = whole_numbers(513, 3000).cuda()
+    y = torch.empty(513, device=x.device)
+    with knobs.scope({"cache.dir": tmp_path}):
+        for _ in range(3):
+            row_sum(x, y, 513, 3000)
+            assert torch.equal(y, x.sum(1))
+        before = x.clone()
+        scale(x, x.numel(), 2.0, SQUARED=False)
+        assert torch.equal(x, before * 2), "measuring leaves no trace"
