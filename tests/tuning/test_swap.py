@@ -1,0 +1,177 @@
+"""Modules that Inductor wrote, their imports changed: what they import, and choose from."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from tests.tuning.modules import kernels_of, load, modules, recorded
+
+from tileloom.errors import OptionError
+from tileloom.tuning import CachingAutotuner, generated, hints, swap
+from tileloom.tuning.swap import swapped
+
+MODULES = modules()
+every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+
+
+def test_there_are_modules_of_every_kind():
+    text = "".join(path.read_text() for path in MODULES)
+    kinds = set(re.findall(r"^@triton_heuristics\.(\w+)", text, re.MULTILINE))
+    assert kinds == set(generated.DECORATORS) - {"template", "fixed_config"}
+    grids = set(re.findall(r"'grid_type': '(\w+)'", text))
+    assert {
+        "Grid1D", "Grid2D", "MixOrderReductionGrid", "CooperativeReductionGrid", "SplitScanGrid",
+        "FixedGrid", "SequentialComboKernelGrid", "SequentialFlattenComboKernelGrid",
+    } <= grids  # fmt: skip
+    assert len(MODULES) >= 10
+
+
+@every_module
+def test_only_imports_change(path):
+    text = path.read_text()
+    before, after = text.splitlines(), swapped(text).splitlines()
+    assert len(before) == len(after)
+    changed = [(old, new) for old, new in zip(before, after) if old != new]
+    assert {old for old, _ in changed} <= {
+        "from torch._inductor.runtime.triton_heuristics import start_graph, end_graph",
+        "from torch._inductor.runtime import triton_helpers, triton_heuristics",
+        "from torch._inductor.runtime.hints import AutotuneHint, ReductionHint, TileHint, "
+        "DeviceProperties",
+    }
+    assert len(changed) == 1 + 2 * len(list(kernels_of(text)))
+    assert not re.search(r"_inductor[^;\n]*(heuristics|hints)", "\n".join(after)), (
+        "inside strings too"
+    )
+
+
+# From 2.11 on, Inductor adds the copy with other warps under max-autotune alone.
+COPIES = {("rms_norm_backward", "triton_per_fused_0"): [2]}
+
+
+@every_module
+def test_kernels_choose_from_the_configs_of_the_original(path, tmp_path):
+    expected = json.loads(path.with_suffix(".configs.json").read_text())
+    for name, source in kernels_of(swapped(path.read_text())):
+        with recorded(generated, "cached_autotune") as made:
+            load(source, tmp_path)
+        (listed,) = made
+        copies = [
+            [config[0], warps, config[2]]
+            for config in expected[name]
+            for warps in COPIES.get((path.stem, name), ())
+        ]
+        assert listed == expected[name] + copies, name
+
+
+def compiled(path, folder):
+    """Compile a swapped module's kernels with all their configs, without a GPU."""
+    for name, source in kernels_of(swapped(path.read_text())):
+        kernel = getattr(load(source, folder), name)
+        assert isinstance(kernel, CachingAutotuner)
+        kernel.precompile(warm_cache_only=True)
+        yield kernel
+
+
+@pytest.mark.parametrize("name", ["scan", "adam"])
+def test_kernels_compile_without_a_gpu(name, tmp_path):
+    (path,) = (path for path in MODULES if path.stem == name)
+    for kernel in compiled(path, tmp_path):
+        assert not kernel._loaded.failures
+
+
+@pytest.mark.full
+@every_module
+def test_every_kernel_compiles_without_a_gpu(path, tmp_path):
+    for kernel in compiled(path, tmp_path):
+        assert not kernel._loaded.failures
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (
+            "from torch._inductor.runtime import triton_heuristics as th, hints",
+            "import tileloom.tuning.generated as th; import tileloom.tuning.hints as hints",
+        ),
+        (
+            "import torch._inductor.runtime.triton_heuristics as heuristics",
+            "import tileloom.tuning.generated as heuristics",
+        ),
+        (
+            "    from torch._inductor.runtime.hints import (ReductionHint, TileHint)",
+            "    from tileloom.tuning.hints import ReductionHint, TileHint",
+        ),
+    ],
+)
+def test_other_forms_of_import(before, after):
+    wrap = "if True:\n{}" if before.startswith(" ") else "{}"
+    assert swapped(wrap.format(before)) == wrap.format(after)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "import torch\n",
+            "swap: the module imports nothing of torch._inductor.runtime.triton_heuristics; it "
+            "must be one that torch.compile wrote. Try: the output_code.py that "
+            "TORCH_COMPILE_DEBUG=1 leaves.",
+        ),
+        (
+            "\nfrom torch._inductor.runtime.triton_heuristics import start_graph, grid\n",
+            "swap: line 2 imports grid, which tileloom does not have. Try: a module of torch 2.11 "
+            "to 2.13, written without the C++ wrapper.",
+        ),
+        (
+            "import torch._inductor.runtime.triton_heuristics",
+            "swap: line 1 imports torch._inductor.runtime.triton_heuristics under its whole name, "
+            "which its uses repeat. Try: `import ... as triton_heuristics`, and that name where it "
+            "is used.",
+        ),
+    ],
+)
+def test_what_cannot_be_changed_is_said(source, text):
+    with pytest.raises(OptionError, match=f"^{re.escape(text)}$"):
+        swapped(source)
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    path = MODULES[0]
+    assert swap.main([str(path)]) == 0
+    assert capsys.readouterr().out == swapped(path.read_text())
+    target = tmp_path / "swapped.py"
+    assert swap.main([str(path), "-o", str(target)]) == 0
+    assert target.read_text() == swapped(path.read_text())
+    (tmp_path / "other.py").write_text("import torch\n")
+    for wrong in (tmp_path / "missing.py", tmp_path / "other.py"):
+        with pytest.raises(SystemExit):
+            swap.main([str(wrong)])
+    said = capsys.readouterr().err
+    assert "missing.py cannot be read: No such file" in said
+    assert "swap: the module imports nothing" in said
+
+
+def test_every_name_of_the_original_that_modules_import_is_there():
+    for name in ("DeviceProperties", "ReductionHint", "TileHint", "AutotuneHint", "HeuristicType"):
+        assert getattr(hints, name) is getattr(generated, name)
+    for name in generated.DECORATORS:
+        assert callable(getattr(generated, name))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="made with torch 2.13")
+@pytest.mark.parametrize("name", ["softmax", "combo_blocks"])
+def test_modules_are_what_inductor_writes(name, monkeypatch, tmp_path):
+    from tests.tuning import make_modules
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    made = make_modules.written(make_modules.MODELS[name])
+    kept = (make_modules.FOLDER / f"{name}.txt").read_text()
+
+    def without_hash(text):
+        return re.sub(r"'backend_hash': '\w+'", "", text)
+
+    assert without_hash(made) == without_hash(kept)
