@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "what works on this machine, and why not",
     "inspect": "compile the kernels with no GPU and show what they cost",
     "bundle": "build, show and verify files of compiled kernels",
+    "cache": "list, show, verify, clear and export the winners of tuned kernels",
     "bench": "time an operator beside its peers",
     "explain": "say which backend takes a problem, and why not the others",
     "check": "run a kernel in the emulator and look for races",
