@@ -1,0 +1,130 @@
+"""Kernels in CuTe DSL as binaries: compiled with no GPU, launched by the driver alone."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tileloom.cpasync.extra import require_cute
+from tileloom.cpasync.tensormap import TensorMap
+from tileloom.errors import ArgumentError, OptionError
+from tileloom.launch import driver
+from tileloom.launch.bundle_parameters import ptx_fields
+
+_ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
+_THREADS = re.compile(r"\.reqntid (\d+)(?:, (\d+), (\d+))?")
+_BYTES = {"nvTmaDesc": 128, "i64": 8, "u64": 8, "fp64": 8, "i32": 4, "u32": 4, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel.
+
+    Attributes:
+        name: Of the function in the binary.
+        arch: What it was compiled for, for example ``"sm_90a"``.
+        code: The binary.
+        ptx: The text that it was assembled from.
+        parameter_bytes: Size of each parameter of the binary.
+        threads: Threads of a block.
+    """
+
+    name: str
+    arch: str
+    code: bytes = field(repr=False)
+    ptx: str = field(repr=False)
+    parameter_bytes: tuple[int, ...]
+    threads: int
+
+    def launcher(
+        self, types: Sequence[str], *, grid: Sequence[int], shared_bytes: int, device: int
+    ) -> Callable[..., None]:
+        """Load the kernel onto a device and prepare its launch.
+
+        Args:
+            types: The parameters in order: ``"*fp16"`` and so on for tensors, ``"nvTmaDesc"`` for
+                TMA descriptors, ``"i32"``, ``"fp32"`` and so on for numbers.
+            grid: Blocks along x, y and z.
+            shared_bytes: Dynamic shared memory of a block.
+            device: The device's number.
+
+        Returns:
+            ``launch(stream, *arguments)``: the stream's handle, then for each parameter a tensor or
+            an address, a `TensorMap` or its 128 bytes, or a number. Nothing is checked but how many
+            there are; what lies behind an address must live until the kernel has run.
+
+        Raises:
+            OptionError: If the types do not fit the binary, or the grid is none.
+            LaunchError: If the device does not take the binary.
+        """
+        sizes = tuple(8 if kind.startswith("*") else _BYTES.get(kind, 0) for kind in types)
+        if sizes != self.parameter_bytes:
+            raise OptionError(
+                f"launch: kernel '{self.name[:60]}' has parameters of {self.parameter_bytes} "
+                f"bytes, and types is {tuple(types)}, of {sizes}. Try: *fp16 or another pointer "
+                "for 8 bytes, nvTmaDesc for 128, i32 or fp32 for 4."
+            )
+        function = driver.load_cubin(self.code, self.name, shared_bytes=shared_bytes, device=device)
+        blocks = driver.normal_grid(grid, self.name)
+        run = driver.packed_launch(
+            function.handle, list(types), {}, grid=blocks, threads=self.threads, name=self.name,
+            device=device, shared_bytes=shared_bytes,
+        )  # fmt: skip
+        count = len(types)
+
+        def launch(stream: int, *arguments: Any) -> None:
+            if len(arguments) != count:
+                raise ArgumentError(
+                    f"launch: kernel '{self.name[:60]}' has {count} parameters, {len(arguments)} "
+                    "were given. Try: launch(stream, *arguments) in the kernel's order."
+                )
+            run(stream, *map(_value, arguments))
+
+        return launch
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return argument.data_ptr()
+    return argument.encoded if isinstance(argument, TensorMap) else argument
+
+
+def compile_cubin(host: Any, *arguments: Any, arch: str) -> Cubin:
+    """Compile the one kernel that a `cute.jit` function launches, with no GPU.
+
+    Args:
+        host: The function; it is traced, never run.
+        arguments: What it is traced with, for example pointers of `cutlass.cute.runtime.make_ptr`.
+        arch: For example ``"sm_90a"``.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        MissingCuteError: If the extra ``cute`` is not installed.
+        OptionError: If the function launches no kernel, or several.
+    """
+    require_cute("compile_cubin")
+    from cutlass import cute  # pyright: ignore[reportMissingImports]
+
+    with tempfile.TemporaryDirectory(prefix="tileloom-cute-") as folder:
+        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
+        compiled: Any = cute.compile(host, *arguments, options=options)
+        ptx, code = str(compiled.__ptx__), bytes(compiled.__cubin__)
+    names = _ENTRY.findall(ptx)
+    if len(names) != 1:
+        raise OptionError(
+            f"compile_cubin: the function launches {len(names)} kernels; one is compiled at a "
+            "time. Try: a function for each kernel."
+        )
+    threads = _THREADS.search(ptx)
+    sizes = tuple(size for _, size in ptx_fields(ptx))
+    count = 1
+    for number in threads.groups("1") if threads else ():
+        count *= int(number)
+    return Cubin(names[0], arch, code, ptx, sizes, count)
