@@ -55,6 +55,7 @@ def ptx_of(body, arch: str, options: str = "") -> str:
 
 _REGISTER = re.compile(r"%[a-z]+\d+")
 _LINE = re.compile(r"^(?:@!?%p\d+ )?([\w.:]+)(?:\s+(.*))?;$")
+_PARAMETERS = ("gmem", "desc", "n", *(f"parameter{i}" for i in range(3, 10)))
 _SAME = ("mov.", "cvt.", "cvta.", "ld.param.")
 
 
@@ -71,7 +72,7 @@ def instructions(ptx: str, *prefixes: str) -> list[str]:
     def resolved(text):
         for name, short in names.items():
             text = text.replace(name, short)
-        text = re.sub(r"\[?\w+_param_(\d)\]?", lambda m: ("gmem", "desc", "n")[int(m[1])], text)
+        text = re.sub(r"\[?\w+_param_(\d)\]?", lambda m: _PARAMETERS[int(m[1])], text)
         return _REGISTER.sub(lambda m: values.get(m[0], m[0]), text)
 
     for line in ptx.splitlines():

@@ -148,7 +148,10 @@ class SimpleOps:
             return (lambda t: t.index) if number is None else (lambda t: number)
         if text.startswith("%") or text == "p":
             return lambda t: t.registers[text]
-        number = self.symbols[text] if text in self.symbols else int(text, 0)
+        if text.startswith("0f"):
+            number = int(text[2:], 16)
+        else:
+            number = self.symbols[text] if text in self.symbols else int(text, 0)
         return lambda t: number
 
     def address(self, text):
@@ -268,11 +271,14 @@ class SimpleOps:
             value = self.value(source.strip("[]"))
             return lambda t: t.registers.__setitem__(target, value(t))
         names, address = self.listed(target), self.address(source)
+        is_global = ".global" in name
 
         def run(t):
             start = address(t)
             assert start % (width * len(names)) == 0, "unaligned load"
-            raw = self.shared[start : start + width * len(names)].tobytes()
+            size = width * len(names)
+            source = self.memory.at(start, size) if is_global else self.shared[start : start + size]
+            raw = source.tobytes()
             words = [
                 int.from_bytes(raw[i : i + width], "little") for i in range(0, len(raw), width)
             ]

@@ -34,6 +34,7 @@ _SPACES = {
     "gmem": ("global memory", ("gmem", "generic")),
     "smem": ("shared memory", ("smem", "generic", "dsmem")),
     "barrier": ("shared memory", ("smem", "generic")),
+    "descriptor": ("global memory", ("gmem", "generic")),
 }
 
 
@@ -96,7 +97,8 @@ def pointer_of(function, argument, given, space, alignment):
         function: The caller's function, for the texts.
         argument: The argument's name there.
         given: A pointer, or a tensor whose first element is meant.
-        space: ``"gmem"``, ``"smem"``, or ``"barrier"`` for shared memory of this block only.
+        space: ``"gmem"``, ``"smem"``, ``"barrier"`` for shared memory of this block only, or
+            ``"descriptor"``.
         alignment: Bytes that the address must be a multiple of.
 
     Returns:

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import cute
 from cutlass._mlir.dialects import cute as cute_ir
 from cutlass._mlir.dialects import cute_nvgpu as nvgpu_ir
+from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.experimental import primitives as prims
 
@@ -23,7 +24,9 @@ from tileloom.cpasync.pieces_checks import (
 )
 from tileloom.errors import OptionError
 
-# PTX asks for these of the shared memory of tensor copies, of that of bulk copies, of an mbarrier.
+# PTX asks for these of a descriptor, of the shared memory of tensor copies, of both sides of bulk
+# copies, and of an mbarrier.
+_DESCRIPTOR_ALIGNMENT = 64
 _BOX_ALIGNMENT = 128
 _BULK_ALIGNMENT = 16
 _BARRIER_ALIGNMENT = 8
@@ -57,20 +60,22 @@ def extract_tensormap_ptr(tma_atom, *, loc=None, ip=None):
 
 
 def _descriptor(function, given, loc, ip):
-    """The pointer to a descriptor: of an atom, a table, a `TensorMap`, or the pointer itself."""
+    """The generic pointer to a descriptor: of an atom, a `TensorMap`, a table or itself."""
     if isinstance(given, cute.CopyAtom):
         return extract_tensormap_ptr(given, loc=loc, ip=ip)
-    if isinstance(given, cute.Tensor):
-        return given.iterator
     if hasattr(given, "get_ptr"):
         return given.get_ptr(loc=loc, ip=ip)
-    if isinstance(given, cute.Pointer | cutlass.Pointer):
-        return given
-    raise OptionError(
-        f"{function}: tma_desc is of type {type(given).__name__}; accepted are a TMA copy atom, a "
-        "TensorMap of the DSL, a tensor of descriptors or a pointer to one. Try: "
-        "cutlass.GridConstant[TensorMap] as the kernel's parameter."
-    )
+    if not isinstance(given, cute.Tensor | cute.Pointer | cutlass.Pointer):
+        raise OptionError(
+            f"{function}: tma_desc is of type {type(given).__name__}; accepted are a TMA copy "
+            "atom, a TensorMap of the DSL, a tensor of descriptors or a pointer to one. Try: "
+            "cutlass.GridConstant[TensorMap] as the kernel's parameter."
+        )
+    pointer = pointer_of(function, "tma_desc", given, "descriptor", _DESCRIPTOR_ALIGNMENT)
+    if _lies_in(pointer, "gmem"):
+        address = pointer.llvm_ptr if isinstance(pointer, cute.Pointer) else pointer.ir_value()
+        pointer = llvm.addrspacecast(llvm.PointerType.get(), address, loc=loc, ip=ip)
+    return pointer
 
 
 def _lies_in(given, *spaces):

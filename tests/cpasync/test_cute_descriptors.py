@@ -1,0 +1,72 @@
+"""Descriptors in each of their forms: in an atom, a `TensorMap`, a table in global memory."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.cpasync.test_probes import compiled
+from tileloom import cpasync
+from tileloom.errors import OptionError
+
+
+@pytest.fixture(scope="module")
+def forms(kernels):
+    return importlib.import_module("tests.cpasync.descriptor_kernels")
+
+
+def use(a):
+    cpasync.prefetch_tma_descriptor(a.desc)
+    cpasync.tma_load(a.desc, a.mbar, a.smem, (8, 0), eviction_kind=None)
+    cpasync.tma_store(a.desc, a.smem, (0, 8))
+    cpasync.tma_reduce(a.desc, a.smem, (0, 0))
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("form", ["atom", "map", "table", "pointer"])
+def test_descriptor_of_every_form(forms, kernels, form, arch):
+    _, ptx = compiled(getattr(forms, f"with_{form}"), *forms.arguments(form), use, arch=arch)
+    where = "gmem"  # the first parameter: the descriptor itself, or a pointer to it
+    tensor = "cp.async.bulk.tensor.2d"
+    assert kernels.instructions(ptx, "prefetch.", "cp.") == [
+        f"prefetch.tensormap [{where}];",
+        f"{tensor}.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+        f"[smem], [{where}, {{8, 0}}], [mbar];",
+        f"{tensor}.global.shared::cta.tile.bulk_group [{where}, {{0, 8}}], [smem];",
+        f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+        f"[{where}, {{0, 0}}], [smem];",
+    ]
+
+
+def test_pointer_into_global_memory_with_one_coordinate_in_a_tuple(forms, kernels):
+    def body(a):
+        cpasync.tma_store(a.desc, a.smem, (5,))
+
+    _, ptx = compiled(forms.with_pointer, *forms.arguments("pointer"), body)
+    [line] = kernels.instructions(ptx, "cp.")
+    assert line.endswith(".1d.global.shared::cta.tile.bulk_group [gmem, {5}], [smem];")
+
+
+def test_table_of_descriptors_one_of_which_is_unaligned(forms):
+    def body(a):
+        cpasync.prefetch_tma_descriptor(a.desc + 4)
+
+    with pytest.raises(OptionError) as caught:
+        compiled(forms.with_pointer, *forms.arguments("pointer"), body)
+    assert str(caught.value) == (
+        "prefetch_tma_descriptor: tma_desc is 32 bytes past an aligned address, no multiple of 64. "
+        "Try: an offset of a multiple of 64 bytes."
+    )
+
+
+def test_atom_without_a_descriptor(forms):
+    def body(a):
+        cpasync.extract_tensormap_ptr(a.desc)
+
+    with pytest.raises(OptionError) as caught:
+        compiled(forms.with_plain_atom, body)
+    assert str(caught.value) == (
+        "extract_tensormap_ptr: tma_atom is of type CopyAtom; accepted are copy atoms of TMA. "
+        "Try: cute.nvgpu.cpasync.make_tiled_tma_atom."
+    )
