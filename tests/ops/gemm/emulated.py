@@ -19,7 +19,7 @@ from tileloom import errors
 from tileloom.emulator import capture
 from tileloom.ops import record_choices
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
-from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig
+from tileloom.ops.gemm.config import SWAP_TILES, TILES, GluonSm90Config, TritonConfig
 
 SCHEDULES = (("late", 0), ("eager", 0), ("random", 0), ("random", 1))
 SMS = 2
@@ -106,6 +106,21 @@ def small(block_m, block_n, **more):
     return GluonSm90Config(block_m, block_n, stages=2, **more)
 
 
+FEW = MatmulCase(37, 264, 328)
+SWAPPED = {
+    "swap-fused": (replace(FUSED, m=37), small(64, 16, swap_ab=True)),
+    "swap-nn": (replace(FORMS["nn"], m=24), small(128, 16, swap_ab=True)),
+    "swap-tt": (replace(FORMS["tt"], m=24), small(64, 32, swap_ab=True)),
+    "swap-batches": (FORMS["batches"], small(128, 64, swap_ab=True)),
+    "swap-fp32-out": (replace(FORMS["fp32-out"], m=5), small(128, 16, swap_ab=True)),
+    "swap-one-row": (replace(FORMS["fp16-relu"], m=1), small(64, 16, swap_ab=True)),
+    "swap-split": (
+        replace(FUSED, m=13, k=456),
+        small(64, 16, splits=3, swap_ab=True),
+    ),
+    "swap-dynamic": (MatmulCase(40, 304, 136), small(64, 16, scheduler="dynamic", swap_ab=True)),
+}
+
 # With splits an odd number of tiles: the parts of one are then of several programs.
 CALLS = {
     **{f"{m}x{n}": partial(run_hopper, WIDE, small(m, n)) for m, n in TILES},
@@ -122,6 +137,8 @@ CALLS = {
     "deep": partial(run_hopper, MatmulCase(72, 136, 1000), small(64, 64, block_k=256)),
     "deep-nn": partial(run_hopper, FORMS["tt"], small(128, 128, block_k=128)),
     "fused-64": partial(run_hopper, FUSED, small(64, 128)),
+    **{f"swap-{m}x{n}": partial(run_hopper, FEW, small(m, n, swap_ab=True)) for m, n in SWAP_TILES},
+    **{name: partial(run_hopper, *call) for name, call in SWAPPED.items()},
 }
 
 ARRIVING = {"has_residual": True, "has_bias": True}
@@ -138,6 +155,8 @@ CASES = {
             "dynamic-short",
             "split",
             "split-fused",
+            "swap-fused",
+            "swap-split",
         )
     },
     "arriving": partial(run_arriving, (0, 128, 256, 384, 512), (3, 0, 2, 1), None, small(128, 128)),

@@ -12,6 +12,7 @@ from tileloom.ops import record_choices
 from tileloom.ops.gemm import async_input_matmul, matmul, matmul_reference
 from tileloom.ops.gemm.config import (
     BACKENDS,
+    SWAP_TILES,
     TILES,
     GluonSm90Config,
     ReferenceConfig,
@@ -132,7 +133,8 @@ def test_out_is_written_and_may_be_the_residual():
 
 
 @pytest.mark.parametrize("config", [ReferenceConfig(), TritonConfig(32, 64, 32, 4, 1, 2),
-                                    GluonSm90Config(64, 128, 4, 2, "dynamic", 3, 128)])  # fmt: skip
+                                    GluonSm90Config(64, 128, 4, 2, "dynamic", 3, 128),
+                                    GluonSm90Config(64, 16, swap_ab=True)])  # fmt: skip
 def test_a_config_survives_its_text(config):
     assert decode(config.encode()) == config
     assert config.backend in BACKENDS
@@ -155,6 +157,9 @@ def test_every_tile_fits_with_and_without_a_residual():
     for m, n in TILES:
         assert f"matmul_gluon_sm90[{m}x{n}-linear]" in names
         assert f"matmul_gluon_sm90[{m}x{n}-fused]" in names
+    for m, n in SWAP_TILES:
+        assert f"matmul_gluon_sm90[{m}x{n}-swap]" in names
+        assert f"matmul_gluon_sm90[{m}x{n}-swap-fused]" in names
     assert all(spec.constexprs["STAGES"] >= 3 for spec in shipped() if spec.gluon)
 
 

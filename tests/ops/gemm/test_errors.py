@@ -135,6 +135,21 @@ def test_a_config_says_all_that_is_wrong_with_it():
         with emulator.run(), pytest.raises(errors.ConfigError) as caught:
             matmul(wide, wide, config=GluonSm90Config(splits=splits))
         assert text in str(caught.value)
+    swapped = (
+        (
+            GluonSm90Config(128, 256, swap_ab=True),
+            "the tile is 128x256, not one of 128x64, 128x32,",
+        ),
+        (GluonSm90Config(64, 16), "the tile is 64x16, not one of 128x256,"),
+    )
+    for config, text in swapped:
+        with emulator.run(), pytest.raises(errors.ConfigError, match=text):
+            matmul(wide, wide, config=config)
+    config = GluonSm90Config(64, 16, swap_ab=True)
+    with emulator.run(), pytest.raises(errors.ConfigError, match="warpgroup would load 8, fewer"):
+        matmul(wide.mT, wide, config=config)
+    with emulator.run(), pytest.raises(errors.ConfigError, match="and chunks are rows of a"):
+        async_input_matmul(wide, wide, FLAGS, config=config)
     with emulator.run(), pytest.raises(errors.ConfigError, match="9 stages take "):
         matmul(wide, wide, config=GluonSm90Config(stages=9))
 

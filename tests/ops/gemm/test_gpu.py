@@ -15,7 +15,7 @@ from tileloom import errors
 from tileloom.ops import record_choices
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
 from tileloom.ops.gemm.async_input import even_offsets
-from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig
+from tileloom.ops.gemm.config import SWAP_TILES, TILES, GluonSm90Config, TritonConfig
 from tileloom.testing import poisoned_memory
 
 pytestmark = pytest.mark.gpu
@@ -127,6 +127,19 @@ def test_split_k_allocates_its_workspace_once():
         matmul(a, b, out=out, config=config)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     assert torch.equal(out, right)
+
+
+@pytest.mark.parametrize("tile", SWAP_TILES, ids=str)
+@pytest.mark.parametrize("m", [1, 13, 16, 64])
+@pytest.mark.parametrize("flips", [(False, True), (False, False)], ids=str)
+def test_few_rows_with_the_operands_exchanged(tile, m, flips):
+    case = MatmulCase(m, 520, 1000, a_flips=flips[0], b_flips=flips[1], has_bias=True,
+                      has_residual=True, activation="gelu")  # fmt: skip
+    for splits in (1, 3):
+        config = GluonSm90Config(*tile, splits=splits, swap_ab=True)
+        assert _judged(case, config) == "gluon_sm90"
+    plain = MatmulCase(m, 520, 1000, out_dtype=FP32)
+    assert _judged(plain, GluonSm90Config(*tile, swap_ab=True)) == "gluon_sm90"
 
 
 def test_a_counter_deals_the_tiles():

@@ -118,6 +118,8 @@ class GluonSm90Config:
         scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
         splits: Blocks that share a tile, each a part of k (split-K), 1 to 16.
         block_k: Elements of k in a slot: 64, 128 or 256. More is fewer waits for small tiles.
+        swap_ab: Whether C^T = B^T A^T is computed instead: B's columns are then the tile's rows,
+            and the few rows of A its columns; see `SWAP_TILES`. For M of 64 or less.
     """
 
     block_m: int = 128
@@ -127,14 +129,21 @@ class GluonSm90Config:
     scheduler: Literal["static", "dynamic"] = "static"
     splits: int = 1
     block_k: int = 64
+    swap_ab: bool = False
     backend = "gluon_sm90"
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
         return "gluon_sm90:" + ",".join(str(getattr(self, f.name)) for f in fields(self))
 
+    def seen(self, problem: MatmulProblem) -> MatmulProblem:
+        """The product that the kernel is given: with `swap_ab` that of C transposed."""
+        return problem.exchanged() if self.swap_ab else problem
+
     def slice_columns(self, problem: MatmulProblem) -> int:
         """Columns of the slices by which a tile's output leaves: 128 bytes a row, 64 for 256."""
+        if self.swap_ab:
+            return self.warpgroup_tile()[1]  # they are few
         return (64 if self.block_m == 256 else 128) // problem.out_dtype.itemsize
 
     def warpgroup_tile(self) -> tuple[int, int]:
@@ -188,7 +197,7 @@ class GluonSm90Config:
             why.append(f"out_dtype {problem.out_dtype} is not float16, bfloat16 or float32")
         if problem.k == 0:
             why.append("K is 0")
-        why += _size_reasons(problem, self.block_m, self.block_n, self.splits)
+        why += _size_reasons(self.seen(problem), self.block_m, self.block_n, self.splits)
         if not why:
             why += _layout_reasons(problem)
         return (*why, *self._faults(problem))
@@ -196,9 +205,14 @@ class GluonSm90Config:
     def _faults(self, problem: MatmulProblem) -> list[str]:
         """What is wrong with the config's own numbers."""
         why: list[str] = []
-        if (self.block_m, self.block_n) not in TILES:
-            shapes = ", ".join(f"{m}x{n}" for m, n in TILES)
+        tiles = SWAP_TILES if self.swap_ab else TILES
+        if (self.block_m, self.block_n) not in tiles:
+            shapes = ", ".join(f"{m}x{n}" for m, n in tiles)
             why.append(f"the tile is {self.block_m}x{self.block_n}, not one of {shapes}")
+        if self.swap_ab and problem.chunks > 1:
+            why.append("swap_ab is True, and chunks are rows of a")
+        if self.swap_ab and problem.a_is_transposed and self.warpgroup_tile()[1] < 16:
+            why.append("a lies by columns, of which a warpgroup would load 8, fewer than 16")
         if self.block_k not in (64, 128, 256):
             why.append(f"block_k is {self.block_k}, not 64, 128 or 256")
         if self.stages < 0 or self.stages == 1:
@@ -243,6 +257,8 @@ TILES = (
     (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
     (64, 32),
 )  # fmt: skip
+SWAP_TILES = ((128, 64), (128, 32), (128, 16), (64, 64), (64, 32), (64, 16))
+"""Columns of B and rows of A in a tile with `swap_ab`."""
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
@@ -289,7 +305,7 @@ def decode(text: str) -> MatmulConfig | None:
     if backend == "triton":
         return TritonConfig(*(int(part) for part in parts))
     if backend == "gluon_sm90":
-        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k = parts
+        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k, swap_ab = parts
         if scheduler not in ("static", "dynamic"):
             raise ConfigError(
                 f"matmul: config {text!r} has scheduler {scheduler!r}; it must be 'static' or "
@@ -297,7 +313,7 @@ def decode(text: str) -> MatmulConfig | None:
             )
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
         numbers = (int(block_m), int(block_n), int(stages), int(swizzle_size))
-        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k))
+        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab == "True")
     return ReferenceConfig() if backend == "reference" else None
 
 

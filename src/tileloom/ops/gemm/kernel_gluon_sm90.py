@@ -12,6 +12,9 @@ The epilogue overlaps the next tile's loads: the producer never waits for a stor
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
 ends at its chunk's edge, and its last rows are stored by hand.
 
+With SWAP_AB the kernel is given the product B^T A^T of the same tensors and turns its tiles as it
+stores them: its rows are C's columns. Few rows of A then fill the few columns of a tile.
+
 With SPLITS several blocks share a tile, each a part of k: they leave their sums in float32 in
 `partials`, and who comes last, by a counter of the tile that it sets back to 0, adds them in order.
 
@@ -158,7 +161,7 @@ def _consumer(
     WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
-    DYNAMIC: gl.constexpr, SPLITS: gl.constexpr,
+    DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, SWAP_AB: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = CONSUMERS * WN if SPLIT_N else WN
     stage = 0
@@ -173,13 +176,13 @@ def _consumer(
         batch, _first, steps = k_range(work.l_idx, k_steps, SPLITS)
         if HAS_RESIDUAL and SPLITS == 1:
             load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
-                          CHUNKED)  # fmt: skip
+                          CHUNKED, SWAP_AB)  # fmt: skip
         acc, stage, phase = _multiply(a_smem, b_smem, full, empty, steps, stage, phase, WG, WM, WN,
                                       A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS)  # fmt: skip
         if SPLITS == 1:
             store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
                        batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
-                       HAS_RESIDUAL, CHUNKED)  # fmt: skip
+                       HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
             stored += 1
         else:
             tile = work.linear - work.l_idx * (scheduler.order.total // SPLITS)
@@ -188,11 +191,11 @@ def _consumer(
             if is_last:
                 if HAS_RESIDUAL:
                     load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG,
-                                  BUFFERS, CHUNKED)  # fmt: skip
+                                  BUFFERS, CHUNKED, SWAP_AB)  # fmt: skip
                 whole = gather_parts(partials, part, acc, SPLITS)
                 store_tile(whole, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
                            batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
-                           HAS_BIAS, HAS_RESIDUAL, CHUNKED)  # fmt: skip
+                           HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
                 stored += 1
         if DYNAMIC:
             work = scheduler.receive_next_work(count)
@@ -215,7 +218,7 @@ def matmul_kernel(
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
-    DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
+    DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr, SWAP_AB: gl.constexpr,
 ):  # fmt: skip
     SPLIT_N: gl.constexpr = BLOCK_M == 64
     CONSUMERS: gl.constexpr = 3 if BLOCK_M == 192 else 2
@@ -272,11 +275,13 @@ def matmul_kernel(
             (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
                          out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
-                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
+                         SWAP_AB)),
             (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
                          out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
-                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
+                         SWAP_AB)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
                          k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
                          DYNAMIC, SPLITS)),
@@ -286,15 +291,18 @@ def matmul_kernel(
             (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
                          out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
-                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
+                         SWAP_AB)),
             (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
                          out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
-                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
+                         SWAP_AB)),
             (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps,
                          out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
-                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS)),
+                         BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
+                         SWAP_AB)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
                          k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
                          DYNAMIC, SPLITS)),

@@ -9,7 +9,13 @@ import torch
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import TILES, GluonSm90Config, TritonConfig, triton_rule
+from tileloom.ops.gemm.config import (
+    SWAP_TILES,
+    TILES,
+    GluonSm90Config,
+    TritonConfig,
+    triton_rule,
+)
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import SMEM_BYTES, Target
 
@@ -127,6 +133,10 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
     specs.append(_gluon_spec("dynamic", linear, replace(wide, scheduler="dynamic")))
+    few = replace(linear, m=16), replace(fused, m=16)
+    for tile in SWAP_TILES:
+        config = GluonSm90Config(*tile, swap_ab=True)
+        specs += [_gluon_spec("swap", few[0], config), _gluon_spec("swap-fused", few[1], config)]
     for tile in ((64, 128), (128, 128)):
         config = GluonSm90Config(*tile, splits=3)
         specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]

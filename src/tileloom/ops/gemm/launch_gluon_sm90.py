@@ -43,12 +43,14 @@ def descriptor(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 
 
 def boxes(problem: MatmulProblem, config: GluonSm90Config) -> dict[str, tuple[int, int]]:
-    """Rows and columns of each descriptor's box."""
+    """Rows and columns of each descriptor's box; that of the output lies as C does."""
     (rows, columns), depth = config.warpgroup_tile(), config.block_k
+    seen = config.seen(problem)
+    width = min(columns, config.slice_columns(problem))
     return {
-        "a_desc": (depth, rows) if problem.a_is_transposed else (rows, depth),
-        "b_desc": (columns, depth) if problem.b_is_transposed else (depth, columns),
-        "out_desc": (rows, min(columns, config.slice_columns(problem))),
+        "a_desc": (depth, rows) if seen.a_is_transposed else (rows, depth),
+        "b_desc": (columns, depth) if seen.b_is_transposed else (depth, columns),
+        "out_desc": (width, rows) if config.swap_ab else (rows, width),
     }
 
 
@@ -69,6 +71,7 @@ def constants(
         chunked: Whether tiles wait for the flags of chunks.
         any_value: Whether a flag is there as soon as it is not 0.
     """
+    seen = config.seen(problem)
     return {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -77,8 +80,8 @@ def constants(
         "SWIZZLE": config.swizzle_size,
         "ALONG_M": params.raster_order == "along_m",
         "UNIFORM": params.rows_per_chunk > 0,
-        "A_TRANSPOSED": problem.a_is_transposed,
-        "B_TRANSPOSED": problem.b_is_transposed,
+        "A_TRANSPOSED": seen.a_is_transposed,
+        "B_TRANSPOSED": seen.b_is_transposed,
         "ACTIVATION": problem.activation,
         "HAS_BIAS": problem.bias_dtype is not None,
         "HAS_RESIDUAL": problem.residual is not None,
@@ -86,6 +89,7 @@ def constants(
         "DYNAMIC": config.scheduler == "dynamic",
         "ANY": any_value,
         "SPLITS": config.splits,
+        "SWAP_AB": config.swap_ab,
     }
 
 
@@ -93,8 +97,9 @@ def params_of(
     problem: MatmulProblem, config: GluonSm90Config, **chunks: Any
 ) -> TileSchedulerParams:
     """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`."""
+    seen = config.seen(problem)
     return TileSchedulerParams.to_underlying_arguments(
-        *(problem.m, problem.n, problem.k, problem.l * config.splits),
+        *(seen.m, seen.n, seen.k, seen.l * config.splits),
         block=(config.block_m, config.block_n, config.block_k),
         max_swizzle_size=config.swizzle_size,
         **chunks,
@@ -141,7 +146,7 @@ def bind_matmul(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
         *(None, None, None, counter(a), partials(a), 0, 0),
-        *_sizes(problem, params, out),
+        *_sizes(config.seen(problem), params, out),
         **constants(problem, config, params, chunked=False),
     )
 
@@ -152,7 +157,9 @@ def bind_matmul(
         residual: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        bound.launch(*_present(a, b, out, residual, out, bias, counter(a), partials(a)))
+        first, second = (b, a) if config.swap_ab else (a, b)
+        rest = (residual, out, bias, counter(a), partials(a))
+        bound.launch(*_present(first, second, out, *rest))
 
     return launch
 
@@ -226,10 +233,12 @@ def _tensors(
     out: torch.Tensor,
 ) -> tuple[Any, ...]:
     """The kernel's first arguments: descriptors and pointers."""
-    box = boxes(problem, config)
+    box, seen = boxes(problem, config), config.seen(problem)
+    if config.swap_ab:
+        a, b = b.mT, a.mT
     return (
-        descriptor(a.transpose(1, 2) if problem.a_is_transposed else a, *box["a_desc"]),
-        descriptor(b.transpose(1, 2) if problem.b_is_transposed else b, *box["b_desc"]),
+        descriptor(a.mT if seen.a_is_transposed else a, *box["a_desc"]),
+        descriptor(b.mT if seen.b_is_transposed else b, *box["b_desc"]),
         descriptor(out, *box["out_desc"]),
         None if residual is None else descriptor(residual, *box["out_desc"]),
         out,

@@ -59,11 +59,26 @@ def halves(x):
 
 
 @gluon.jit
+def _bias(bias_ptr, row, rows, col, n, like, SWAP_AB: gl.constexpr):
+    """The bias of a slice's columns, or of its rows where the slice is C transposed."""
+    layout: gl.constexpr = like.type.layout
+    if SWAP_AB:
+        r = gl.arange(0, like.shape[0], gl.SliceLayout(1, layout))
+        bias = gl.expand_dims(gl.load(bias_ptr + (row + r), mask=r < rows, other=0), 1)
+    else:
+        at = col + gl.arange(0, like.shape[1], gl.SliceLayout(0, layout))
+        bias = gl.expand_dims(gl.load(bias_ptr + at, mask=at < n, other=0), 0)
+    return bias.to(gl.float32)
+
+
+@gluon.jit
 def store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase, batch, row, rows,
                 col, n, out_row_stride, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
-                HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
+                HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr, SWAP_AB: gl.constexpr,
                 PENDING: gl.constexpr):  # fmt: skip
     """The epilogue of one slice of columns: registers, shared memory, global memory.
+
+    With SWAP_AB the slice is of C transposed, and turns as it goes to shared memory.
 
     A slice at a time, an activation needs few registers beside the accumulator. Both ways out
     begin in shared memory: a second branch that reads the accumulator would make ptxas serialise
@@ -73,10 +88,12 @@ def store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase
     N: gl.constexpr = x.shape[1]
     dtype: gl.constexpr = smem.dtype
     buffer = smem.index(slot)
-    flat = buffer.reshape([M, N])
+    if SWAP_AB:
+        flat = buffer.reshape([N, M]).permute((1, 0))
+    else:
+        flat = buffer.reshape([M, N])
     if HAS_BIAS:
-        at = col + gl.arange(0, N, gl.SliceLayout(0, x.type.layout))
-        x += gl.expand_dims(gl.load(bias_ptr + at, mask=at < n, other=0).to(gl.float32), 0)
+        x += _bias(bias_ptr, row, rows, col, n, x, SWAP_AB)
     x = activate_gluon(x, ACTIVATION)
     if HAS_RESIDUAL:
         mbarrier.wait(residual_full.index(slot), phase)
@@ -96,6 +113,8 @@ def store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase
         c = gl.expand_dims(col + gl.arange(0, N, gl.SliceLayout(0, L)), 0)
         place = out_ptr + (row + r).to(gl.int64) * out_row_stride + c
         gl.store(place, flat.load(L), mask=(r < rows) & (c < n))
+    elif SWAP_AB:
+        tma_store(out_desc, [batch, col, row], buffer)
     else:
         tma_store(out_desc, [batch, row, col], buffer)
 
@@ -104,30 +123,30 @@ def store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase
 def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_ptr, smem, residual_full, phase,
                batch, row, rows, col, n, out_row_stride, WG: gl.constexpr, BUFFERS: gl.constexpr,
                ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-               CHUNKED: gl.constexpr):  # fmt: skip
+               CHUNKED: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
     """Finish the columns of a tile in slices of the width of `smem`, from slice FIRST on."""
     N: gl.constexpr = x.shape[1]
-    SUB: gl.constexpr = smem.type.shape[3]
+    SUB: gl.constexpr = smem.type.shape[2 if SWAP_AB else 3]
     if N == SUB:
         slot: gl.constexpr = WG * BUFFERS + FIRST % BUFFERS
         store_slice(x, slot, out_desc, out_ptr, bias_ptr, smem, residual_full, phase, batch, row,
                     rows, col + FIRST * SUB, n, out_row_stride, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
-                    CHUNKED, BUFFERS - 1)  # fmt: skip
+                    CHUNKED, SWAP_AB, BUFFERS - 1)  # fmt: skip
     else:
         left, right = halves(x)
         store_tile(left, FIRST, out_desc, out_ptr, bias_ptr, smem, residual_full, phase, batch, row,
                    rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
-                   CHUNKED)  # fmt: skip
+                   CHUNKED, SWAP_AB)  # fmt: skip
         store_tile(right, FIRST + N // SUB // 2, out_desc, out_ptr, bias_ptr, smem, residual_full,
                    phase, batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
-                   HAS_BIAS, HAS_RESIDUAL, CHUNKED)  # fmt: skip
+                   HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
 
 
 @gluon.jit
 def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.constexpr,
-                  BUFFERS: gl.constexpr, CHUNKED: gl.constexpr):  # fmt: skip
+                  BUFFERS: gl.constexpr, CHUNKED: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
     """Start to load a tile's residual into the slices that its output will leave by."""
-    SUB: gl.constexpr = smem.type.shape[3]
+    SUB: gl.constexpr = smem.type.shape[2 if SWAP_AB else 3]
     tma.store_wait(0)
     if CHUNKED:
         fence_async_shared()  # behind the reads of a slice that was stored by hand
@@ -135,7 +154,10 @@ def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.co
         slot = WG * BUFFERS + s
         bar = residual_full.index(slot)
         mbarrier.expect(bar, residual_desc.block_type.nbytes)
-        tma_load(residual_desc, [batch, row, col + s * SUB], bar, smem.index(slot))
+        if SWAP_AB:
+            tma_load(residual_desc, [batch, col + s * SUB, row], bar, smem.index(slot))
+        else:
+            tma_load(residual_desc, [batch, row, col + s * SUB], bar, smem.index(slot))
 
 
 @gluon.jit

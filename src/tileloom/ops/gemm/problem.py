@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -34,6 +34,7 @@ class MatmulProblem:
     bias_dtype: torch.dtype | None = None
     activation: str = ""
     chunks: int = 1
+    is_exchanged: bool = False
 
     @staticmethod
     def of(
@@ -60,15 +61,31 @@ class MatmulProblem:
             chunks=chunks,
         )
 
+    def exchanged(self) -> MatmulProblem:
+        """The product B^T A^T = C^T of the same operands; what follows it stays C's."""
+        return replace(
+            self, m=self.n, n=self.m, a=_transposed(self.b), b=_transposed(self.a),
+            is_exchanged=not self.is_exchanged,
+        )  # fmt: skip
+
     @property
     def a_is_transposed(self) -> bool:
         """Whether A lies by columns: m is its contiguous dimension."""
+        if self.is_exchanged:  # a row or a column lies both ways: what it is called must not change
+            return not self.exchanged().b_is_transposed
         return _lies_by_columns(self.a, self.m, self.k)
 
     @property
     def b_is_transposed(self) -> bool:
         """Whether B lies by columns, as the weight of a linear layer does: k is contiguous."""
+        if self.is_exchanged:
+            return not self.exchanged().a_is_transposed
         return _lies_by_columns(self.b, self.k, self.n)
+
+
+def _transposed(layout: Layout) -> Layout:
+    batch, row, column = layout.strides
+    return Layout((batch, column, row), layout.is_aligned)
 
 
 def _lies_by_columns(layout: Layout, rows: int, columns: int) -> bool:
