@@ -69,28 +69,31 @@ def ring(tiles=5):
 
 # ---- cp.async with tails
 @gluon.jit
-def tails_kernel(x_ptr, y_ptr, n):
-    """Copy pieces of 512 through shared memory that holds NaN; past `n` there are zeros."""
-    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
-    flat: gl.constexpr = gl.SwizzledSharedLayout(4, 1, 1, order=[0])
-    piece = gl.allocate_shared_memory(gl.float32, [STAGES, SIZE], flat)
+def tails_kernel(x_ptr, y_ptr, n, PIECE: gl.constexpr):
+    """Copy tiles of 512 through shared memory that holds NaN; past `n` there are zeros.
+
+    A thread copies PIECE elements at a time, fewer where `n` may cut a piece.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([PIECE], [32], [4], [0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(PIECE, 1, 1, order=[0])
+    tile = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, SIZE], flat)
     at = gl.arange(0, SIZE, layout)
     for i in gl.static_range(STAGES):
-        piece.index(i).store(gl.full([SIZE], float("nan"), gl.float32, layout))
+        tile.index(i).store(gl.full([SIZE], float("nan"), x_ptr.dtype.element_ty, layout))
     cp.thread_barrier()
     for i in gl.static_range(STAGES):
-        cp.cp_async(piece.index(i), x_ptr + i * SIZE + at, mask=i * SIZE + at < n)
+        cp.cp_async(tile.index(i), x_ptr + i * SIZE + at, mask=i * SIZE + at < n)
         cp.cp_async_commit()
     cp.cp_async_wait(1)
-    gl.store(y_ptr + at, piece.index(0).load(layout))
+    gl.store(y_ptr + at, tile.index(0).load(layout))
     cp.cp_async_wait(0)
-    gl.store(y_ptr + SIZE + at, piece.index(1).load(layout))
+    gl.store(y_ptr + SIZE + at, tile.index(1).load(layout))
 
 
-def tails(n=700):
-    x = torch.arange(1.0, n + 1)
-    y = torch.full((STAGES.value * SIZE.value,), -1.0)
-    tails_kernel[(1,)](x, y, n, num_warps=4)
+def tails(n=700, piece=4, dtype=torch.float32):
+    x = torch.arange(1, n + 1).remainder(101).to(dtype)
+    y = torch.full((STAGES.value * SIZE.value,), -1.0).to(dtype)
+    tails_kernel[(1,)](x, y, n, piece, num_warps=4)
     return y, torch.nn.functional.pad(x, (0, y.numel() - n))
 
 
@@ -263,6 +266,65 @@ def slow_arrival(nanoseconds=5000):
     return y, torch.full_like(y, 7.0)
 
 
+# ---- boxes of one to five dimensions
+@gluon.jit(do_not_specialize=["a", "b", "c", "d", "e"])
+def box_kernel(source, target, a, b, c, d, e):
+    """Load the box at (a, b, c, d, e), as many of them as there are dimensions; store it at 0."""
+    rank: gl.constexpr = len(source.block_type.shape)
+    tile = gl.allocate_shared_memory(source.dtype, source.block_type.shape, source.layout)
+    full = cp.mbarrier_allocate(1)
+    cp.mbarrier_init(full.index(0), count=1)
+    cp.fence_barrier_init()
+    cp.arrive_and_expect_tx(full.index(0), source.block_type.nbytes)
+    if rank == 1:
+        cp.tma_load(source, [e], full.index(0), tile)
+    elif rank == 2:
+        cp.tma_load(source, [d, e], full.index(0), tile)
+    elif rank == 3:
+        cp.tma_load(source, [c, d, e], full.index(0), tile)
+    elif rank == 4:
+        cp.tma_load(source, [b, c, d, e], full.index(0), tile)
+    else:
+        cp.tma_load(source, [a, b, c, d, e], full.index(0), tile)
+    cp.mbarrier_wait(full.index(0), 0)
+    if rank == 1:
+        cp.tma_store(target, [0], tile)
+    elif rank == 2:
+        cp.tma_store(target, [0, 0], tile)
+    elif rank == 3:
+        cp.tma_store(target, [0, 0, 0], tile)
+    elif rank == 4:
+        cp.tma_store(target, [0, 0, 0, 0], tile)
+    else:
+        cp.tma_store(target, [0, 0, 0, 0, 0], tile)
+    cp.tma_store_wait(0)
+
+
+SHAPE, BOX = (3, 5, 6, 10, 48), (2, 4, 4, 8, 32)
+CORNERS = ((0, 1, 1, 1, 8), (1, 2, 3, 4, 16), (-1, 3, -2, 5, 24), (2, -3, 5, -7, 40))
+
+
+def boxes(rank=2, corner=CORNERS[1], dtype=torch.float32, swizzle=128):
+    """Boxes inside, and beyond either end: zeros are read there, and nothing is written."""
+    shape, box = SHAPE[5 - rank :], BOX[5 - rank :]
+    box = (*box[:-1], (swizzle or 64) // dtype.itemsize)
+    x = torch.arange(1, torch.Size(shape).numel() + 1).remainder(97).to(dtype).view(shape)
+    kept = tuple(max(n - (rank > 1 and i == 0), 1) for i, n in enumerate(box))
+    memory = torch.full(box, 55.0).to(dtype)
+    y = memory[tuple(slice(n) for n in kept)]
+    layout = gl.NVMMASharedLayout(swizzle, 8 * dtype.itemsize, rank)
+    describe = lambda t: TensorDescriptor.from_tensor(t, list(box), layout)  # noqa: E731
+    box_kernel[(1,)](describe(x), describe(y), *corner, num_warps=4)
+    right = torch.zeros(box).to(dtype)
+    here = corner[5 - rank :]
+    inside = tuple(slice(max(at, 0), max(at + n, 0)) for at, n in zip(here, box))
+    there = tuple(slice(max(-at, 0), max(-at, 0) + k) for at, k in zip(here, x[inside].shape))
+    right[there] = x[inside]
+    untouched = torch.full(box, 55.0).to(dtype)
+    untouched[tuple(slice(n) for n in kept)] = right[tuple(slice(n) for n in kept)]
+    return memory, untouched
+
+
 # ---- reductions
 @gluon.jit
 def reduce_kernel(x_ptr, desc, KIND: gl.constexpr):
@@ -275,7 +337,10 @@ def reduce_kernel(x_ptr, desc, KIND: gl.constexpr):
     cp.tma_store_wait(0)
 
 
-TYPES = {torch.int32: gl.int32, torch.float32: gl.float32, torch.float16: gl.float16}
+TYPES = {
+    torch.int32: gl.int32, torch.uint32: gl.uint32,
+    torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32,
+}  # fmt: skip
 KINDS = {
     "add": torch.add, "min": torch.minimum, "max": torch.maximum, "and": torch.bitwise_and,
     "or": torch.bitwise_or, "xor": torch.bitwise_xor,
@@ -283,16 +348,27 @@ KINDS = {
 
 
 def reduce(kind="add", dtype=torch.int32, programs=3):
-    x = torch.arange(programs * SIZE.value).mul(7).remainder(101).sub(50).to(dtype)
-    x = x.view(programs, ROWS.value, COLUMNS.value)
-    y = x[0].flip(0).contiguous()
-    right = y.clone()
-    for tile in x:  # small integers in any dtype: the order does not matter
+    """Small integers in any dtype, so that the order does not matter; unsigned ones from 0 on."""
+    numbers = torch.arange(programs * SIZE.value).mul(7).remainder(101)
+    numbers = numbers if dtype == torch.uint32 else numbers - 50
+    x = numbers.view(programs, ROWS.value, COLUMNS.value)
+    right = x[0].flip(0)
+    y = right.contiguous().to(dtype)
+    for tile in x:
         right = KINDS[kind](right, tile)
-    reduce_kernel[(programs,)](x, _describe(y, TYPES[dtype]), kind, num_warps=4)
-    return y, right
+    reduce_kernel[(programs,)](x.to(dtype), _describe(y, TYPES[dtype]), kind, num_warps=4)
+    return y.to(torch.int64), right
+
+
+def combined():
+    """Every kind and dtype that the hardware combines and Gluon's descriptors hold."""
+    integers = (torch.int32, torch.uint32)
+    halves = (torch.float16, torch.bfloat16)
+    by_kind = {"add": (*halves, torch.float32), "min": halves, "max": halves}
+    return [(kind, dtype) for kind in KINDS for dtype in (*integers, *by_kind.get(kind, ()))]
 
 
 CASES = {
-    f.__name__: f for f in (ring, tails, arrivals, hand_on, publish, meet, slow_arrival, reduce)
+    f.__name__: f
+    for f in (ring, tails, arrivals, hand_on, publish, meet, slow_arrival, boxes, reduce)
 }

@@ -28,15 +28,27 @@ def test_values(case, schedule, level, seed):
     assert torch.equal(result, right)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [*((kind, torch.int32) for kind in gluon_cases.KINDS), ("add", torch.float32),
-     *((kind, torch.float16) for kind in ("add", "min", "max"))],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "dtype"), gluon_cases.combined(), ids=str)
 def test_every_reduction(kind, dtype):
     with emulator.run() as run:
         result, right = gluon_cases.reduce(kind, dtype)
+    assert run.reports == []
+    assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("corner", gluon_cases.CORNERS)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_boxes_of_every_rank_may_lie_partly_outside(rank, corner):
+    with emulator.run() as run:
+        result, right = gluon_cases.boxes(rank, corner)
+    assert run.errors == []
+    assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 511, 512, 513, 1023, 1024])
+def test_tails_are_zeros(n):
+    with emulator.run() as run:
+        result, right = gluon_cases.tails(n)
     assert run.reports == []
     assert torch.equal(result, right)
 
@@ -54,10 +66,10 @@ BUGS = [
     ("ring", "    cp.fence_barrier_init()\n    for i in gl.static_range(STAGES):\n",
      "    for i in gl.static_range(STAGES):\n", "barrier", "cp.tma_load(x_desc, [i * ROWS"),
     ("ring", "x_desc.block_type.nbytes, pred=more", "8, pred=more", "race|deadlock", "full.index(slot)"),
-    ("tails", "    cp.cp_async_wait(1)\n", "", "race", "piece.index(0).load"),
-    ("tails", "    cp.cp_async_wait(0)\n", "", "race", "piece.index(1).load"),
-    ("tails", "        cp.cp_async_commit()\n", "", "race", "piece.index(0).load"),
-    ("tails", ", mask=i * SIZE + at < n", "", "out-of-bounds", "cp.cp_async(piece"),
+    ("tails", "    cp.cp_async_wait(1)\n", "", "race", "tile.index(0).load"),
+    ("tails", "    cp.cp_async_wait(0)\n", "", "race", "tile.index(1).load"),
+    ("tails", "        cp.cp_async_commit()\n", "", "race", "tile.index(0).load"),
+    ("tails", ", mask=i * SIZE + at < n", "", "out-of-bounds", "cp.cp_async(tile"),
     ("arrivals", "    cp.mbarrier_wait(bars.index(0), 0)\n", "", "race", "piece.index(0).load"),
     ("arrivals", "    cp.mbarrier_cp_async_arrive_noinc(bars.index(0))\n", "", "deadlock",
      "cp.mbarrier_wait(bars.index(0)"),
@@ -77,6 +89,8 @@ BUGS = [
      "piece.store(gl.load(x_ptr + at))"),
     ("slow_arrival", "    cp.mbarrier_wait(ready.index(0), 0)\n", "",
      "race|uninitialized|exit", "piece"),
+    ("boxes", "    cp.mbarrier_wait(full.index(0), 0)\n    if rank == 1:\n        cp.tma_store", "    if rank == 1:\n        cp.tma_store", "race",
+     "cp.tma_store(target, [0, 0], tile)"),
     ("reduce", "    cp.fence_proxy_async()\n    cp.tma_reduce", "    cp.tma_reduce", "proxy",
      "cp.tma_reduce"),
     ("reduce", "    cp.tma_reduce(desc, [0, 0], tile, KIND)\n", "    cp.tma_store(desc, [0, 0], tile)\n",

@@ -33,18 +33,30 @@ def test_values(case):
         assert torch.equal(result, right)
 
 
-@pytest.mark.parametrize("kind", gluon_cases.KINDS)
-def test_every_reduction(kind):
-    dtypes = [torch.int32, torch.float16] if kind in ("add", "min", "max") else [torch.int32]
-    for dtype in (*dtypes, *([torch.float32] if kind == "add" else [])):
-        result, right = gluon_cases.reduce(kind, dtype, programs=64)
-        assert torch.equal(result, right), dtype
-
-
-@pytest.mark.parametrize("n", [*range(20), 511, 512, 513, 700, 1023, 1024])
-def test_every_tail_is_filled_with_zeros(n):
-    result, right = gluon_cases.tails(n)
+@pytest.mark.parametrize(("kind", "dtype"), gluon_cases.combined(), ids=str)
+def test_every_reduction(kind, dtype):
+    result, right = gluon_cases.reduce(kind, dtype, programs=32)
     assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float32])
+@pytest.mark.parametrize("corner", gluon_cases.CORNERS)
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_boxes(rank, corner, dtype, swizzle):
+    corner = (*corner[:4], corner[4] * 4 // dtype.itemsize)
+    result, right = gluon_cases.boxes(rank, corner, dtype, swizzle)
+    assert torch.equal(result, right)
+
+
+@pytest.mark.parametrize("piece", [1, 2, 4])
+@pytest.mark.parametrize("n", [*range(20), 511, 512, 513, 700, 1008, 1023, 1024])
+def test_every_tail_is_filled_with_zeros(n, piece):
+    result, right = gluon_cases.tails(n, piece)
+    assert torch.equal(result, right)
+    if piece > 1:
+        result, right = gluon_cases.tails(n, 2 * piece, torch.bfloat16)
+        assert torch.equal(result, right)
 
 
 def test_a_wait_of_more_than_10_ms_does_not_fall_through():

@@ -40,8 +40,9 @@ FP32 = DESC.format("fp32")
 POINTERS = {"x_ptr": "*fp32", "y_ptr": "*fp32"}
 SPECS = {
     "ring": spec("ring", {"x_desc": FP32, "y_desc": FP32, "tiles": "i32"}),
-    "tails": spec("tails", {**POINTERS, "n": "i32"}),
-    "tails16": spec("tails", {**POINTERS, "n": "i32"}, aligned=("n",)),
+    "tails": spec("tails", {**POINTERS, "n": "i32"}, PIECE=4),
+    "tails8": spec("tails", {**POINTERS, "n": "i32"}, aligned=("n",), PIECE=2),
+    "tails16": spec("tails", {**POINTERS, "n": "i32"}, aligned=("n",), PIECE=4),
     "arrivals": spec("arrivals", POINTERS),
     "hand_on": spec("hand_on", {"desc": FP32, "flag": "*i32", "out_ptr": "*fp32"}),
     "publish": spec("publish", {"desc": FP32, "x_ptr": "*fp32", "out_ptr": "*fp32"}),
@@ -63,6 +64,7 @@ WANTED = {
         rf"cp\.async\.ca\.shared\.global {ADDRESS}, {ADDRESS}, 0x4, %r\d+;",
         r"cp\.async\.commit_group;", r"cp\.async\.wait_group\s+1;", r"cp\.async\.wait_group\s+0;",
     ],
+    "tails8": [rf"cp\.async\.ca\.shared\.global {ADDRESS}, {ADDRESS}, 0x8, %r\d+;"],
     "tails16": [rf"cp\.async\.cg\.shared\.global {ADDRESS}, {ADDRESS}, 0x10, %r\d+;"],
     "arrivals": [
         r"cp\.async\.mbarrier\.arrive\.noinc\.shared\S*\.b64",
@@ -78,9 +80,15 @@ WANTED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_instructions(name):
-    compiled = compile_aot(SPECS[name], "sm_90")
+ARCHS = [
+    *((name, arch) for name in SPECS for arch in ("sm_90", "sm_100")),
+    *((name, "sm_80") for name in ("tails", "tails8", "tails16")),
+]
+
+
+@pytest.mark.parametrize(("name", "arch"), ARCHS)
+def test_instructions(name, arch):
+    compiled = compile_aot(SPECS[name], arch)
     missing = [text for text in WANTED[name] if not re.search(text, compiled.ptx)]
     assert missing == []
     assert compiled.spill_bytes == 0
@@ -132,10 +140,10 @@ REFUSED = [
      "store_release: scope is 'world'; known: cta, cluster, gpu, sys. Try: scope='gpu'."),
     ('cp.fence_proxy_async("all")', 'cp.fence_proxy_async("local")', "hand_on",
      "fence_proxy_async: space is 'local'; known: shared, global, all. Try: space='shared'."),
-    ("piece = gl.allocate_shared_memory(gl.float32, [STAGES, SIZE], flat)",
-     "piece = gl.allocate_shared_memory(gl.int8, [STAGES, SIZE], flat)\n"
+    ("tile = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, SIZE], flat)",
+     "tile = gl.allocate_shared_memory(gl.int8, [STAGES, SIZE], flat)\n"
      "    x_ptr = x_ptr.cast(gl.pointer_type(gl.int8), bitcast=True)\n"
-     "    cp.cp_async(piece.index(0), x_ptr + gl.arange(0, SIZE, gl.BlockedLayout([2], [32], [4], [0])))",
+     "    cp.cp_async(tile.index(0), x_ptr + gl.arange(0, SIZE, gl.BlockedLayout([2], [32], [4], [0])))",
      "tails", "cp_async: the layout of pointer gives a thread 2 bytes together; cp.async copies 4, 8 "
      "or 16. Try: size_per_thread=16 along the contiguous dimension."),
 ]  # fmt: skip
@@ -153,8 +161,11 @@ def test_wrong_arguments_get_a_sentence(old, new, case, said, tmp_path):
     assert said in words_of(caught.value)
 
 
-CHOSEN = "test_instructions or meet_before or (test_values and (late-machine or random-ttgir))"
-AT_LEAST = 8 + 1 + 2 * 8
+CHOSEN = (
+    "test_instructions or meet_before or (test_boxes and corner3) "
+    "or (test_values and (late-machine or random-ttgir))"
+)
+AT_LEAST = 21 + 1 + 5 + 2 * 9
 
 
 @pytest.mark.parametrize("version", OTHERS)
