@@ -65,3 +65,14 @@ def row_sum(in_ptr0, out_ptr0, xnumel, r0_numel, XBLOCK: tl.constexpr, R0_BLOCK:
         kept = (row < xnumel) & (at < r0_numel)
         total += tl.load(in_ptr0 + row * r0_numel + at, mask=kept, other=0.0)
     tl.store(out_ptr0 + row, tl.sum(total, 1)[:, None], mask=row < xnumel)
+
+
+def device_properties(device):
+    """What generated code states of a GPU."""
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    return DeviceProperties(
+        "cuda", device.index, found.multi_processor_count, found.major * 10 + found.minor,
+        found.major, 65536, found.max_threads_per_multi_processor, 1024, 32,
+    )  # fmt: skip

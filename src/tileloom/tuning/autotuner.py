@@ -285,6 +285,16 @@ class CachingAutotuner:
         return torch.device(self.device_props.type, self.device_props.index or 0)
 
     @property
+    def _most_spills(self) -> int | None:
+        return None if self.custom_kernel else self.inductor_meta.get("spill_threshold", SPILLS)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether winners go to the store and come from there."""
+        meta = self.inductor_meta
+        return meta.get("autotune_local_cache", True) and not meta.get("force_disable_caches")
+
+    @property
     def _shown_name(self) -> str:
         return str(self.inductor_meta.get("kernel_name") or self._name)
 
@@ -318,7 +328,7 @@ class CachingAutotuner:
         )
         return Stages(
             self.configs,
-            None if self.custom_kernel else SPILLS,
+            self._most_spills,
             self._scaled if scales and not is_fixed else None,
             self._search,
             self._descent() if refines and not is_fixed else None,
@@ -343,7 +353,7 @@ class CachingAutotuner:
         )
 
     def _runnable(self) -> list[Config]:
-        found = self._loaded.runnable(self.configs, None if self.custom_kernel else SPILLS)
+        found = self._loaded.runnable(self.configs, self._most_spills)
         if not found:
             raise self._loaded.none_runs()
         return found
@@ -374,7 +384,7 @@ class CachingAutotuner:
         found = None if bundle is None else winner_in(bundle, problem, platform.gpu)
         if found is not None:
             return found
-        found = Store().find(problem, platform)
+        found = Store().find(problem, platform) if self._is_kept else None
         return found if found is not None and self._is_enough(found) else None
 
     def _decide(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -388,7 +398,9 @@ class CachingAutotuner:
             self._use(self._runnable()[0], "list")
             return
         found = self._find()
-        if found is None:
+        if found is None and not self._is_kept:
+            found = self._tune(None, stages, arguments)
+        elif found is None:
             found = Store().find_or_make(
                 *self._identity(stages),
                 self._is_enough,
