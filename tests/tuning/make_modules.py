@@ -1,6 +1,6 @@
 """Writes the modules of `modules/`: what Inductor makes of small models for an H100.
 
-Beside each lies the list of configs that Inductor itself chooses from, by kernel.
+Beside each lies what Inductor itself chooses from: configs by kernel, each with its grid.
 
 Usage: ``PYTHONPATH=src:. python -m tests.tuning.make_modules [NAME ...]``, with torch 2.13, without
 a GPU. Inductor asks a device for its properties and never launches on it while it writes code: the
@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
-from tests.tuning.modules import kernels_of, load, recorded
+from tests.tuning.modules import arguments_of, kernels_of, launches_of, load, recorded
 from torch.nn import functional as F
 
 FOLDER = Path(__file__).parent / "modules" / f"torch_{'.'.join(torch.__version__.split('.')[:2])}"
@@ -217,9 +217,8 @@ def written(model: Model) -> str:
         ):
             lowering.run(*given)
             code, _ = lowering.codegen()
-    return re.sub(
-        r"^# (kernel path|Source node|Topolog|Graph frag|  +[%r]).*\n", "", code.value, flags=re.M
-    )
+    notes = r"^# ((?:kernel|Original) path|Source node|Topolog|Graph frag|  +[%r]).*\n"
+    return re.sub(notes, "", code.value, flags=re.MULTILINE)
 
 
 def _symbol(shapes: Any, size: int) -> Any:
@@ -234,16 +233,23 @@ def _typed(given: Any, dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype
     return given if isinstance(given[-1], torch.dtype) else (given, dtype)
 
 
-def original_configs(text: str) -> dict[str, Any]:
-    """Return the configs that Inductor itself chooses from, by kernel."""
+def original(text: str) -> dict[str, Any]:
+    """Return what Inductor itself chooses from: configs by kernel, each with the grid it makes."""
     from torch._inductor.runtime import triton_heuristics
 
     found = {}
+    launches = launches_of(text)
     with tempfile.TemporaryDirectory() as folder, h100():
         for name, source in kernels_of(text):
-            with recorded(triton_heuristics, "cached_autotune") as made:
-                load(source, Path(folder))
-            (found[name],) = made
+            with recorded(triton_heuristics) as made:
+                module = load(source, Path(folder))
+            (asked,) = made
+            values = dict(zip(arguments_of(getattr(module, name), asked.meta), launches[name]))
+            configs = zip(asked.plain, triton_heuristics.unique_configs(asked.configs))
+            found[name] = [
+                [*plain, triton_heuristics.GridExpr.from_meta(asked.meta, c).eval_slow(values)]
+                for plain, c in configs
+            ]
     return found
 
 
@@ -252,6 +258,6 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or MODELS:
         text = written(MODELS[name])
         (FOLDER / f"{name}.txt").write_text(text)
-        configs = json.dumps(original_configs(text), indent=1)
+        configs = json.dumps(original(text), indent=1)
         (FOLDER / f"{name}.configs.json").write_text(configs + "\n")
         print(name, len(text), sorted(set(re.findall(r"^@triton_heuristics\.(\w+)", text, re.M))))

@@ -6,7 +6,9 @@ import ast
 import contextlib
 import importlib.util
 import itertools
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,15 +43,58 @@ def load(source: str, folder: Path) -> Any:
     return module
 
 
-@contextlib.contextmanager
-def recorded(place: Any, name: str) -> Iterator[list[list[Any]]]:
-    """Let decorators record configs, as [kwargs, warps, stages], and make no autotuner."""
-    made: list[list[Any]] = []
+@dataclass(frozen=True)
+class Asked:
+    """What one decorator gave to `cached_autotune`."""
 
-    def autotune(size_hints, configs, **given):
-        plain = [[dict(c.kwargs), c.num_warps, c.num_stages] for c in configs]
-        made.append([one for i, one in enumerate(plain) if one not in plain[:i]])
+    configs: list[Any]
+    meta: dict[str, Any]
+
+    @property
+    def plain(self) -> list[list[Any]]:
+        """Each distinct config as [kwargs, warps, stages]."""
+        found = [[dict(c.kwargs), c.num_warps, c.num_stages] for c in self.configs]
+        return [one for i, one in enumerate(found) if one not in found[:i]]
+
+
+@contextlib.contextmanager
+def recorded(place: Any) -> Iterator[list[Asked]]:
+    """Let decorators record what they ask for, and make no autotuner."""
+    made: list[Asked] = []
+
+    def autotune(size_hints, configs, triton_meta, inductor_meta, **given):
+        made.append(Asked(list(configs), inductor_meta))
         return lambda fn: fn
 
-    with mock.patch.object(place, name, autotune):
+    with mock.patch.object(place, "cached_autotune", autotune):
         yield made
+
+
+UNKNOWN = 1000
+"""What sizes are that a module does not state."""
+
+
+def launches_of(text: str) -> dict[str, list[int | None]]:
+    """By kernel, the arguments of its first launch: numbers, and None for a tensor."""
+    found: dict[str, list[int | None]] = {}
+    kernels: dict[str, str] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Assign) and ".triton(" in (made := ast.unparse(node.value)):
+            kernels[ast.unparse(node.targets[0])] = made.split("'")[1]
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr == "run":
+            name = kernels[ast.unparse(called.value)]
+            found.setdefault(name, [_number(argument) for argument in node.args])
+    return found
+
+
+def _number(argument: ast.expr) -> int | None:
+    if isinstance(argument, ast.Constant):
+        return argument.value
+    return UNKNOWN if re.fullmatch(r"s\d+", ast.unparse(argument)) else None
+
+
+def arguments_of(fn: Any, meta: dict[str, Any]) -> list[str]:
+    """Names of what a launch gives: all but constants, then extra arguments of the grid."""
+    given = [name for name, p in zip(fn.arg_names, fn.params) if not p.is_constexpr]
+    return [*given, *meta.get("extra_launcher_args", ())]

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 
 import pytest
 import torch
-from tests.tuning.modules import kernels_of, load, modules, recorded
+from tests.launch.fake_cuda import DeviceTensor
+from tests.tuning.modules import (
+    arguments_of,
+    kernels_of,
+    launches_of,
+    load,
+    modules,
+    recorded,
+)
+from tests.tuning.replayed import STREAM
 
 from tileloom.errors import OptionError
 from tileloom.tuning import CachingAutotuner, generated, hints, swap
+from tileloom.tuning.cached import cached_autotune
+from tileloom.tuning.grids import GridExpr
 from tileloom.tuning.swap import swapped
 
 MODULES = modules()
@@ -52,14 +64,21 @@ COPIES = {("rms_norm_backward", "triton_per_fused_0"): [2]}
 
 
 @every_module
-def test_kernels_choose_from_the_configs_of_the_original(path, tmp_path):
-    expected = json.loads(path.with_suffix(".configs.json").read_text())
-    for name, source in kernels_of(swapped(path.read_text())):
-        with recorded(generated, "cached_autotune") as made:
-            load(source, tmp_path)
-        (listed,) = made
+def test_kernels_choose_from_the_configs_of_the_original_and_have_its_grids(path, tmp_path):
+    text = path.read_text()
+    expected, launches = (
+        json.loads(path.with_suffix(".configs.json").read_text()),
+        launches_of(text),
+    )
+    for name, source in kernels_of(swapped(text)):
+        with recorded(generated) as made:
+            module = load(source, tmp_path)
+        (asked,) = made
+        values = dict(zip(arguments_of(getattr(module, name), asked.meta), launches[name]))
+        grids = [GridExpr.from_meta(asked.meta, c).evaluate(values) for c in asked.configs]
+        listed = [[*plain, list(grid)] for plain, grid in zip(asked.plain, grids)]
         copies = [
-            [config[0], warps, config[2]]
+            [config[0], warps, *config[2:]]
             for config in expected[name]
             for warps in COPIES.get((path.stem, name), ())
         ]
@@ -75,7 +94,45 @@ def compiled(path, folder):
         yield kernel
 
 
-@pytest.mark.parametrize("name", ["scan", "adam"])
+def launch_all(path, folder, tuned, cuda, monkeypatch):
+    """Launch a swapped module's kernels over the fake libcuda, as its wrapper does."""
+    text = path.read_text()
+    expected = json.loads(path.with_suffix(".configs.json").read_text())
+    launches = launches_of(text)
+    tuned.times = staticmethod(lambda config: 0.1)  # all are equal: the first wins
+    monkeypatch.setattr(
+        generated,
+        "cached_autotune",
+        functools.partial(cached_autotune, caching_autotuner_cls=tuned),
+    )
+    for name, source in kernels_of(swapped(text)):
+        kernel = getattr(load(source, folder), name)
+        values = [DeviceTensor() if value is None else value for value in launches[name]]
+        cuda.define(kernel.run(*values, stream=STREAM))
+        kernel.run(*values, stream=STREAM)
+        seen = cuda.last()
+        _, warps, _, grid = expected[name][0]
+        assert (list(seen.grid), seen.block, seen.stream) == (grid, (32 * warps, 1, 1), STREAM)
+
+
+LAUNCHED = ("scan", "own_kernel", "combo_blocks")
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_wrappers_launch_their_kernels(name, tmp_path, tuned, cuda, monkeypatch):
+    (path,) = (path for path in MODULES if path.stem == name)
+    launch_all(path, tmp_path, tuned, cuda, monkeypatch)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "path", [p for p in MODULES if p.stem not in LAUNCHED], ids=lambda path: path.stem
+)
+def test_every_wrapper_launches_its_kernels(path, tmp_path, tuned, cuda, monkeypatch):
+    launch_all(path, tmp_path, tuned, cuda, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["adam"])
 def test_kernels_compile_without_a_gpu(name, tmp_path):
     (path,) = (path for path in MODULES if path.stem == name)
     for kernel in compiled(path, tmp_path):
