@@ -13,11 +13,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tileloom.device.compat import thread_barrier, tma_load
+from tileloom.device.compat import tma_load
 from tileloom.device.memory import (
     globaltimer,
-    load_acquire_sys,
-    store_release_sys,
+    load_acquire,
+    store_release,
     wait_flag,
     wait_flag_set,
 )
@@ -34,12 +34,11 @@ def hand_on_kernel(tile_desc, tile, flag, out, HOW: gl.constexpr):
     at = r * COLUMNS + c
     if gl.program_id(0) == 0:
         gl.store(tile + at, (at + 1).to(gl.float32))
-        thread_barrier()
-        store_release_sys(flag, 7)
+        store_release(flag, 7, "sys")
     else:
         deadline = globaltimer() + 1000000000
         if HOW == "load":
-            while load_acquire_sys(flag) != 7:
+            while load_acquire(flag, "sys") != 7:
                 pass
             gl.store(out + at, gl.load(tile + at))
         else:

@@ -29,9 +29,8 @@ from tileloom.device.compat import thread_barrier, tma_load, tma_store
 from tileloom.device.cp_async import cp_async
 from tileloom.device.memory import (
     globaltimer,
-    load_acquire_sys,
+    load_acquire,
     store_release,
-    store_release_sys,
     wait_flag,
     wait_flag_set,
 )
@@ -203,8 +202,6 @@ CALLS = {
     "stay": _stays,
     "wait_flag": _waits,
     "wait_flag_set": _waits_for_any,
-    "load_acquire_sys": _acquires,
-    "store_release_sys": _releases,
     "globaltimer": _clocks,
     "named_barrier_sync": _named_barriers,
     "named_barrier_arrive": _named_barriers,
@@ -277,8 +274,7 @@ def test_helpers_do_what_they_say():
     assert launch(stay, _stays)[2][0] == 7
     assert launch(wait_flag, _waits)[2][0] == 1
     assert launch(wait_flag_set, _waits_for_any)[2][0] == 1
-    assert launch(load_acquire_sys, _acquires)[2][1] == 0
-    assert launch(store_release_sys, _releases)[2].view(torch.int32)[0] == 7
+    assert launch(load_acquire, _acquires)[2][1] == 0
     assert launch(store_release, _releases)[2].view(torch.int32)[0] == 7
     assert launch(globaltimer, _clocks)[2][0] == 1
     assert launch(cp_async, _pieces)[2].tolist() == [2.0] * 500 + [0.0] * 12

@@ -70,27 +70,6 @@ def wait_flag_set(flag, deadline):
     )
 
 
-@gluon.jit
-def load_acquire_sys(flag):
-    """Load the 32-bit word at `flag` with acquire semantics at system scope."""
-    return gl.inline_asm_elementwise(
-        "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [flag.to(gl.int64)], gl.int32, False, 1
-    )
-
-
-@gluon.jit
-def store_release_sys(flag, value):
-    """Store a 32-bit word with release semantics at system scope.
-
-    Every thread runs it, and a reader sees one thread's word. That speaks for what this thread
-    wrote before, and for what all wrote before they met: put `thread_barrier()` before it.
-    """
-    gl.inline_asm_elementwise(
-        "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;",
-        "=r,l,r", [flag.to(gl.int64), value], gl.int32, False, 1,
-    )  # fmt: skip
-
-
 @gluon.constexpr_function
 def _scoped(text, function, scope):
     if scope not in _SCOPES:

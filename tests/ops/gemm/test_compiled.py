@@ -1,4 +1,4 @@
-"""The portable product's machine code: 16 bytes at a time, with no number of a call compiled in."""
+"""What the kernels' machine code must have that no emulator sees."""
 
 import re
 
@@ -16,12 +16,14 @@ def compiled():
         form: next(s for s in shipped() if s.name.startswith(f"matmul_triton[{form}"))
         for form in FORMS
     }
+    specs["chunks"] = next(s for s in shipped() if "-chunks]" in s.name)
     results = compile_in_workers([(spec, "sm_90") for spec in specs.values()], timeout_s=250)
     return dict(zip(specs, results))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_vectors(compiled, form):
+def test_the_portable_product_moves_16_bytes_at_a_time(compiled, form):
+    """Though no number of a call is compiled in."""
     assert compiled[form].error is None
     vectors, single = (
         re.findall(rf"\b(?:ld|st)\.global{kind}\b", compiled[form].ptx)
@@ -29,3 +31,12 @@ def test_vectors(compiled, form):
     )
     # Of ragged rows no alignment is known.
     assert (vectors != [], single != []) == (form[:6] != "ragged", form[:6] == "ragged")
+
+
+def test_the_word_of_a_late_chunk_is_written_behind_those_it_announces(compiled):
+    """One lane stores what was awaited and found, all lanes release the chunk: they meet first."""
+    assert compiled["chunks"].error is None
+    lines = compiled["chunks"].ptx.splitlines()
+    (release,) = (i for i, line in enumerate(lines) if "st.release.sys.global" in line)
+    stores = [i for i, line in enumerate(lines[:release]) if "st.global.b32" in line]
+    assert any("bar.warp.sync" in line for line in lines[stores[-1] : release])

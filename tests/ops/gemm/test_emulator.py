@@ -25,20 +25,20 @@ def _reports(run):
 def test_the_hopper_kernel(name, level):
     """A late and a random schedule at one level, an eager and a random one at the other."""
     ways = SCHEDULES[::2] if level == "ttgir" else SCHEDULES[1::2]
-    _play(name, level, ways)
+    _play(emulated.CALLS[name], level, ways)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", emulated.CASES)
 def test_the_hopper_kernel_under_all_schedules(name, level):
-    _play(name, level, SCHEDULES)
+    _play(emulated.CASES[name], level, SCHEDULES)
 
 
-def _play(name, level, ways):
+def _play(call, level, ways):
     for schedule, seed in ways:
         with emulator.run(schedule=schedule, seed=seed, level=level, sms=SMS) as run:
-            emulated.CALLS[name]()
+            call()
         assert run.launches
         assert _reports(run) == []
 

@@ -43,7 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread
-from tileloom.device.memory import globaltimer, load_acquire_sys, store_release_sys
+from tileloom.device.memory import globaltimer, load_acquire, store_release
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
     gather_parts,
     k_range,
@@ -112,8 +112,9 @@ def _producer(
                 if is_there == 0:  # one program says it to the host; none waits any more
                     if gl.atomic_cas(claim, 0, 1, sem="relaxed") == 0:
                         gl.store(status + 1, scheduler.epoch)
-                        gl.store(status + 2, load_acquire_sys(scheduler.flags + work.chunk))
-                        store_release_sys(status, work.chunk + 1)
+                        flag = load_acquire(scheduler.flags + work.chunk, "sys")
+                        gl.store(status + 2, flag)
+                        store_release(status, work.chunk + 1, "sys")
         batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
         stage, phase = _load_tile(
             a_desc, b_desc, a_smem, b_smem, full, empty, batch, work.row, work.n_idx * BLOCK_N,
