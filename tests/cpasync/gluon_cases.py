@@ -306,6 +306,7 @@ CORNERS = ((0, 1, 1, 1, 8), (1, 2, 3, 4, 16), (-1, 3, -2, 5, 24), (2, -3, 5, -7,
 
 def boxes(rank=2, corner=CORNERS[1], dtype=torch.float32, swizzle=128):
     """Boxes inside, and beyond either end: zeros are read there, and nothing is written."""
+    swizzle = swizzle if rank > 1 else 0  # a layout of one dimension has none
     shape, box = SHAPE[5 - rank :], BOX[5 - rank :]
     box = (*box[:-1], (swizzle or 64) // dtype.itemsize)
     x = torch.arange(1, torch.Size(shape).numel() + 1).remainder(97).to(dtype).view(shape)

@@ -44,6 +44,8 @@ def test_every_reduction(kind, dtype):
 @pytest.mark.parametrize("corner", gluon_cases.CORNERS)
 @pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
 def test_boxes(rank, corner, dtype, swizzle):
+    if rank == 1 and swizzle:
+        pytest.skip("a layout of one dimension has no swizzle")
     corner = (*corner[:4], corner[4] * 4 // dtype.itemsize)
     result, right = gluon_cases.boxes(rank, corner, dtype, swizzle)
     assert torch.equal(result, right)
