@@ -18,13 +18,16 @@ CHUNK = THREADS * VECTOR
 
 
 @cute.jit
-def _copy(slots, stage, x, y, at, n):
-    """Copy this thread's vectors of x and y at `at` into a stage's slots."""
-    inside = cutlass.min(cutlass.max(n - at, 0), VECTOR)
-    size = cutlass.Int32(inside * 4)
+def _copy(slots, stage, x, y, at, n, size: cutlass.Constexpr, modifier: cutlass.Constexpr):
+    """Copy this thread's vectors of x and y at `at` into a stage's slots, `size` bytes at once."""
     slot = slots + (stage * 2 * THREADS + cute.arch.thread_idx()[0]) * VECTOR
-    cpasync.cp_async_shared_global(slot, x + at, 16, "cg", src_size=size)
-    cpasync.cp_async_shared_global(slot + CHUNK, y + at, 16, "cg", src_size=size)
+    for j in cutlass.range_constexpr(0, VECTOR, size // 4):
+        left = cutlass.min(cutlass.max(n - at - j, 0), size // 4)
+        read = cutlass.Int32(left * 4)
+        for source, target in ((x, slot), (y, slot + CHUNK)):
+            cpasync.cp_async_shared_global(
+                target + j, source + at + j, size, modifier, src_size=read
+            )
 
 
 @cute.kernel
@@ -35,6 +38,8 @@ def axpby_kernel(
     n: cutlass.Int64,
     alpha: cutlass.Float32,
     beta: cutlass.Float32,
+    size: cutlass.Constexpr,
+    modifier: cutlass.Constexpr,
 ):
     thread, block, blocks = (
         cute.arch.thread_idx()[0],
@@ -46,11 +51,11 @@ def axpby_kernel(
     at = cutlass.Int64(block) * CHUNK + thread * VECTOR
     steps = cutlass.Int32((n + step - 1) // step)
     for stage in cutlass.range_constexpr(STAGES - 1):
-        _copy(slots, stage, x, y, at + step * stage, n)
+        _copy(slots, stage, x, y, at + step * stage, n, size, modifier)
         cpasync.cp_async_commit()
     for i in cutlass.range(steps, unroll=1):
         # The stage that was read in the last step is free: this thread alone uses its slots.
-        _copy(slots, (i + STAGES - 1) % STAGES, x, y, at + step * (STAGES - 1), n)
+        _copy(slots, (i + STAGES - 1) % STAGES, x, y, at + step * (STAGES - 1), n, size, modifier)
         cpasync.cp_async_commit()
         cpasync.cp_async_wait(STAGES - 1)
         slot = slots + (i % STAGES * 2 * THREADS + thread) * VECTOR
@@ -78,15 +83,20 @@ def launch(
     alpha: cutlass.Float32,
     beta: cutlass.Float32,
     blocks: cutlass.Int32,
+    size: cutlass.Constexpr,
+    modifier: cutlass.Constexpr,
 ):
-    axpby_kernel(x, y, z, n, alpha, beta).launch(grid=(blocks, 1, 1), block=(THREADS, 1, 1))
+    axpby_kernel(x, y, z, n, alpha, beta, size, modifier).launch(
+        grid=(blocks, 1, 1), block=(THREADS, 1, 1)
+    )
 
 
-def build(arch="sm_90a", options=""):
-    """The compiled function and its PTX; no GPU is needed."""
+def build(size=16, modifier="cg", arch="sm_90a", options=""):
+    """The compiled function and its PTX, with copies of that kind; no GPU is needed."""
     any_of = example_pointer(torch.float32)
     numbers = cutlass.Int64(1), cutlass.Float32(1), cutlass.Float32(1), cutlass.Int32(1)
-    return compile_kernel(launch, any_of, any_of, any_of, *numbers, arch=arch, options=options)
+    arguments = any_of, any_of, any_of, *numbers, size, modifier
+    return compile_kernel(launch, *arguments, arch=arch, options=options)
 
 
 def axpby(compiled, alpha, x, beta, y):

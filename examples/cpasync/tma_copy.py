@@ -7,6 +7,8 @@ and stores nothing of it. full[s]: the thread that issued the load waits for its
 2 for each byte.
 """
 
+from dataclasses import dataclass
+
 import cutlass
 import torch
 from common import compile_kernel, counts, example_pointer, has_hopper, pointer
@@ -15,9 +17,20 @@ from cutlass.experimental import cuda
 
 from tileloom import cpasync
 
-ROWS, ROW_BYTES, STAGES = 32, 512, 6
-AHEAD = STAGES - 2  # tiles that loads run ahead of stores
-TILE_BYTES = ROWS * ROW_BYTES
+
+@dataclass(frozen=True)
+class Ring:
+    """A box of `rows` times `row_bytes`, how many there are, and how stores are waited for."""
+
+    rows: int = 32
+    row_bytes: int = 512
+    stages: int = 6
+    read: bool = True  # only until shared memory has been read, not until memory is written
+
+    @property
+    def ahead(self):
+        """Tiles that loads run ahead of stores: the stage of the store before last is free."""
+        return self.stages - 2
 
 
 @cute.kernel
@@ -27,40 +40,38 @@ def copy_kernel(
     tiles_across: cutlass.Int32,
     tiles: cutlass.Int32,
     dtype: cutlass.Constexpr,
+    ring: cutlass.Constexpr,
 ):
-    width = ROW_BYTES * 8 // dtype.width
+    width = ring.row_bytes * 8 // dtype.width
     block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
     smem = cutlass.memory.SmemAllocator()
-    ring = smem.allocate_array(dtype, STAGES * ROWS * width, byte_alignment=128)
-    full = smem.allocate_array(cutlass.Int64, STAGES, byte_alignment=8)
+    boxes = smem.allocate_array(dtype, ring.stages * ring.rows * width, byte_alignment=128)
+    full = smem.allocate_array(cutlass.Int64, ring.stages, byte_alignment=8)
 
     if cute.arch.thread_idx()[0] == 0:
         cpasync.prefetch_tma_descriptor(source)
         cpasync.prefetch_tma_descriptor(target)
-        for stage in cutlass.range_constexpr(STAGES):
+        for stage in cutlass.range_constexpr(ring.stages):
             cpasync.mbarrier_init(full + stage, 1)
         cpasync.fence_barrier_init()
         mine = (tiles - block + blocks - 1) // blocks
-        for i in cutlass.range(mine + AHEAD, unroll=1):
+        for i in cutlass.range(mine + ring.ahead, unroll=1):
             if i < mine:
-                stage, tile = i % STAGES, block + i * blocks
-                row, column = tile // tiles_across * ROWS, tile % tiles_across * width
-                cpasync.arrive_and_expect_tx(full + stage, TILE_BYTES)
-                cpasync.tma_load(
-                    source, full + stage, ring + stage * ROWS * width, (column, row),
-                    eviction_kind="first",
-                )  # fmt: skip
-            j = i - AHEAD
+                stage, tile = i % ring.stages, block + i * blocks
+                row, column = tile // tiles_across * ring.rows, tile % tiles_across * width
+                box = boxes + stage * ring.rows * width
+                cpasync.arrive_and_expect_tx(full + stage, ring.rows * ring.row_bytes)
+                cpasync.tma_load(source, full + stage, box, (column, row), eviction_kind="first")
+            j = i - ring.ahead
             if j >= 0:
-                stage, tile = j % STAGES, block + j * blocks
-                row, column = tile // tiles_across * ROWS, tile % tiles_across * width
-                cpasync.mbarrier_wait(full + stage, j // STAGES & 1)
-                cpasync.tma_store(
-                    target, ring + stage * ROWS * width, (column, row), eviction_kind="first"
-                )
+                stage, tile = j % ring.stages, block + j * blocks
+                row, column = tile // tiles_across * ring.rows, tile % tiles_across * width
+                cpasync.mbarrier_wait(full + stage, j // ring.stages & 1)
+                box = boxes + stage * ring.rows * width
+                cpasync.tma_store(target, box, (column, row), eviction_kind="first")
                 cpasync.tma_store_arrive()
                 # The next load goes into the stage that the store before this one read.
-                cpasync.tma_store_wait(1, read=True)
+                cpasync.tma_store_wait(1, read=ring.read)
         cpasync.tma_store_wait(0)
 
 
@@ -73,36 +84,37 @@ def launch(
     source_stride: cutlass.Int64,
     target_stride: cutlass.Int64,
     blocks: cutlass.Int32,
+    ring: cutlass.Constexpr,
 ):
     dtype = source.dtype
-    width = ROW_BYTES * 8 // dtype.width
+    width = ring.row_bytes * 8 // dtype.width
     maps = [
         cuda.create_tensor_map_tiled_from_view(
             cute.make_tensor(memory, cute.make_layout((rows, columns), stride=(stride, 1))),
-            box_dims=(ROWS, width),
+            box_dims=(ring.rows, width),
             stride_order=(1, 0),
         )
         for memory, stride in ((source, source_stride), (target, target_stride))
     ]
     across = cute.ceil_div(columns, width)
-    tiles = across * cute.ceil_div(rows, ROWS)
-    copy_kernel(maps[0], maps[1], across, tiles, dtype).launch(
+    tiles = across * cute.ceil_div(rows, ring.rows)
+    copy_kernel(maps[0], maps[1], across, tiles, dtype, ring).launch(
         grid=(cutlass.min(tiles, blocks), 1, 1), block=(32, 1, 1)
     )
 
 
-def build(dtype=torch.float16, arch="sm_90a", options=""):
+def build(dtype=torch.float16, ring=Ring(), arch="sm_90a", options=""):
     """The compiled function and its PTX; no GPU is needed."""
     any_of = example_pointer(dtype)
     numbers = [cutlass.Int32(1)] * 2 + [cutlass.Int64(1)] * 2 + [cutlass.Int32(1)]
-    return compile_kernel(launch, any_of, any_of, *numbers, arch=arch, options=options)
+    return compile_kernel(launch, any_of, any_of, *numbers, ring, arch=arch, options=options)
 
 
-def copy(compiled, source, target):
+def copy(compiled, source, target, blocks_per_sm=2):
     """Copy a matrix on the default stream; its rows lie at multiples of 16 bytes."""
     sms = torch.cuda.get_device_properties(source.device).multi_processor_count
     strides = source.stride(0), target.stride(0)
-    compiled(pointer(source), pointer(target), *source.shape, *strides, 2 * sms)
+    compiled(pointer(source), pointer(target), *source.shape, *strides, blocks_per_sm * sms)
 
 
 def main():
