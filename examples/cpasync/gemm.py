@@ -20,8 +20,6 @@ from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.experimental import cuda
 from cutlass.experimental import primitives as prims
-from cutlass.tensor_utils import LayoutEnum
-from cutlass.utils import hopper_helpers
 
 from tileloom import cpasync
 
@@ -30,6 +28,9 @@ GROUP = 8  # rows of tiles that are worked on together, for the sake of L2
 THREADS = 384
 ROW_BYTES = 128  # of the swizzle: 64 elements of 16 bits, 32 of 32 bits
 BUFFER_BYTES = 64 * ROW_BYTES
+A_BYTES, B_BYTES = STAGES * TILE_M * TILE_K * 2, STAGES * TILE_N * TILE_K * 2
+# Shared memory in this order: A, B, two buffers for each multiplying warpgroup, full, empty.
+SHARED_BYTES = A_BYTES + B_BYTES + 4 * BUFFER_BYTES + 2 * STAGES * 8
 
 
 @cute.jit
@@ -186,14 +187,12 @@ def gemm_kernel(
     splits: cutlass.Int32,
     mma: cute.TiledMma,
 ):
-    smem = cutlass.memory.SmemAllocator()
-    smem_a = smem.allocate_array(a.dtype, STAGES * TILE_M * TILE_K, byte_alignment=1024)
-    smem_b = smem.allocate_array(b.dtype, STAGES * TILE_N * TILE_K, byte_alignment=1024)
-    # Two buffers for each multiplying warpgroup.
-    elements = 4 * BUFFER_BYTES * 8 // c.dtype.width
-    buffers = smem.allocate_array(c.dtype, elements, byte_alignment=1024)
-    full = smem.allocate_array(cutlass.Int64, STAGES, byte_alignment=8)
-    empty = smem.allocate_array(cutlass.Int64, STAGES, byte_alignment=8)
+    shared = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
+    smem_a = cute.recast_ptr(shared, dtype=a.dtype)
+    smem_b = cute.recast_ptr(shared + A_BYTES, dtype=b.dtype)
+    buffers = cute.recast_ptr(shared + A_BYTES + B_BYTES, dtype=c.dtype)
+    full = cute.recast_ptr(shared + A_BYTES + B_BYTES + 4 * BUFFER_BYTES, dtype=cutlass.Int64)
+    empty = full + STAGES
     thread = cute.arch.thread_idx()[0]
     if thread == 0:
         for stage in cutlass.range_constexpr(STAGES):
@@ -212,14 +211,15 @@ def gemm_kernel(
     else:
         cute.arch.setmaxregister_increase(232)
         # The same memory as wgmma sees it: A in stages of two halves of 64 rows.
-        tile = (64, TILE_N, TILE_K)
-        kind = LayoutEnum.ROW_MAJOR
-        layout_a = hopper_helpers.make_smem_layout_a(kind, tile, a.dtype, 2 * STAGES)
-        layout_b = hopper_helpers.make_smem_layout_b(kind, tile, b.dtype, STAGES)
-        swizzled = [
-            cute.make_tensor(cute.recast_ptr(memory, layout.inner), layout.outer)
-            for memory, layout in ((smem_a, layout_a), (smem_b, layout_b))
-        ]
+        swizzled = []
+        for memory, extent in (
+            (smem_a, (64, TILE_K, 2 * STAGES)),
+            (smem_b, (TILE_N, TILE_K, STAGES)),
+        ):
+            kind = warpgroup.SmemLayoutAtomKind.K_SW128
+            atom = warpgroup.make_smem_layout_atom(kind, memory.dtype)
+            layout = cute.tile_to_shape(atom, extent, order=(0, 1, 2))
+            swizzled.append(cute.make_tensor(cute.recast_ptr(memory, layout.inner), layout.outer))
         multiply_tiles(mma, c, swizzled, buffers, full, empty, shape, splits)
         if thread % 128 == 0:
             cpasync.tma_store_wait(0)
@@ -250,13 +250,14 @@ def launch(
     map_c = tensor_map(c, m, n, cutlass.Int64(n), (64, ROW_BYTES * 8 // c.dtype.width))
     tiles_m, tiles_n = cute.ceil_div(m, TILE_M), cute.ceil_div(n, TILE_N)
     slices = cute.ceil_div(k, TILE_K)
-    mma = hopper_helpers.make_trivial_tiled_mma(
-        a.dtype, b.dtype, OperandMajorMode.K, OperandMajorMode.K, cutlass.Float32,
-        (1, 1, 1), (64, TILE_N),
+    operation = warpgroup.MmaF16BF16Op(
+        a.dtype, cutlass.Float32, (64, TILE_N, 16), warpgroup.OperandSource.SMEM,
+        OperandMajorMode.K, OperandMajorMode.K,
     )  # fmt: skip
+    mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
     grid = cutlass.min(tiles_m * tiles_n * splits, blocks)
     gemm_kernel(map_a, map_b, map_c, tiles_m, tiles_n, slices, splits, mma).launch(
-        grid=(grid, 1, 1), block=(THREADS, 1, 1)
+        grid=(grid, 1, 1), block=(THREADS, 1, 1), smem=SHARED_BYTES
     )
 
 

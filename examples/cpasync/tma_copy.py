@@ -28,6 +28,11 @@ class Ring:
     read: bool = True  # only until shared memory has been read, not until memory is written
 
     @property
+    def bytes(self):
+        """Shared memory of all boxes; the barriers lie behind."""
+        return self.rows * self.row_bytes * self.stages
+
+    @property
     def ahead(self):
         """Tiles that loads run ahead of stores: the stage of the store before last is free."""
         return self.stages - 2
@@ -44,9 +49,9 @@ def copy_kernel(
 ):
     width = ring.row_bytes * 8 // dtype.width
     block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-    smem = cutlass.memory.SmemAllocator()
-    boxes = smem.allocate_array(dtype, ring.stages * ring.rows * width, byte_alignment=128)
-    full = smem.allocate_array(cutlass.Int64, ring.stages, byte_alignment=8)
+    shared = cute.arch.get_dyn_smem(cutlass.Int8, alignment=128)
+    boxes = cute.recast_ptr(shared, dtype=dtype)
+    full = cute.recast_ptr(shared + ring.bytes, dtype=cutlass.Int64)
 
     if cute.arch.thread_idx()[0] == 0:
         cpasync.prefetch_tma_descriptor(source)
@@ -99,7 +104,9 @@ def launch(
     across = cute.ceil_div(columns, width)
     tiles = across * cute.ceil_div(rows, ring.rows)
     copy_kernel(maps[0], maps[1], across, tiles, dtype, ring).launch(
-        grid=(cutlass.min(tiles, blocks), 1, 1), block=(32, 1, 1)
+        grid=(cutlass.min(tiles, blocks), 1, 1),
+        block=(32, 1, 1),
+        smem=ring.bytes + 8 * ring.stages,
     )
 
 
