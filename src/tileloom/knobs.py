@@ -97,7 +97,7 @@ KNOBS: dict[str, Knob] = {
         Knob("dispatch.warn", "TILELOOM_DISPATCH_WARN", lambda: True, _read_bool, "bool",
              "Warn once when a call takes a backend that costs more than 20 % over the best."),
         Knob("tuning.timeout", "TILELOOM_TUNING_TIMEOUT", lambda: 120.0, _read_seconds, "seconds",
-             "How long one config may compile before its worker is killed."),
+             "Seconds that one config may compile before its worker is killed."),
     )
 }  # fmt: skip
 

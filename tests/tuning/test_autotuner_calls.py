@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
+import timeit
 
 import pytest
+from tests.launch import fake_cuda
 from tests.launch.fake_cuda import DeviceTensor
 
-from tileloom import errors
+from tileloom import errors, launch
 from tileloom.tuning.cached import cached_autotune
 from tileloom.tuning.config import Config
 from tileloom.tuning.hints import HeuristicType
@@ -210,3 +213,34 @@ def test_blocks_are_halved_where_registers_keep_programs_away(tuned, monkeypatch
     assert record.found_by == "scaled"
     assert record.problem["stages"] == "list+scaled"
     assert len(record.candidates) == 6
+
+
+# Time on the host
+
+
+def test_a_look_up_takes_less_than_a_millisecond(tuned):
+    run(make(tuned))
+    times = []
+    for _ in range(20):
+        tuner = make(tuned)
+        began = time.perf_counter()
+        assert tuner._find().config == CONFIGS[1]
+        times.append(time.perf_counter() - began)
+    assert min(times) <= 0.001
+
+
+def test_a_tuned_launch_costs_no_more_than_a_plain_launcher(tuned, cuda):
+    tuner = make(tuned)
+    x, y, n = arguments()
+    cuda.define(tuner.run(x, y, n, stream=STREAM))
+    plain = launch.prepare(kernels.scale, num_warps=4, num_stages=1)
+    fake_cuda.warm(plain, (x, y, n), XBLOCK=128)
+    calls = {
+        "tuned": lambda: tuner.run(x, y, n, stream=STREAM),
+        "plain": lambda: plain[(8,)](x, y, n, 128),
+    }
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(20):
+        for name, call in calls.items():
+            best[name] = min(best[name], timeit.timeit(call, number=500) / 500)
+    assert best["tuned"] <= best["plain"] + 0.3e-6

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import asdict, replace
 
 import pytest
+from tests.tuning.children import in_children, wait
 from tests.tuning.store_samples import CONFIGS, PLATFORM, PROBLEM, record
 
 from tileloom import knobs
@@ -153,22 +154,6 @@ def test_a_record_that_is_not_enough_is_given_to_the_maker(store):
     assert store.find(*HERE).found_by == "descent"
 
 
-def in_children(count, work):
-    """Fork children, each with its number; return their process ids. They end without pytest."""
-    children = []
-    for number in range(count):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                work(number)
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(child)
-    return children
-
-
 def test_60_processes_on_an_empty_store_agree_and_measure_once(store, tmp_path):
     log = tmp_path / "measured"
     answers = tmp_path / "answers"
@@ -185,7 +170,7 @@ def test_60_processes_on_an_empty_store_agree_and_measure_once(store, tmp_path):
         (answers / str(number)).write_text(json.dumps(made.as_json()))
 
     children = in_children(60, tune)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 60
+    assert wait(children) == [0] * 60
     assert len(log.read_text().split()) == 1
     assert len({path.read_text() for path in answers.iterdir()}) == 1
     assert len(list(answers.iterdir())) == 60
@@ -211,7 +196,7 @@ def test_when_the_measuring_process_is_killed_another_takes_over(store, tmp_path
     assert store.find(*HERE) is None
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert [os.waitpid(other, 0)[1] for other in others] == [0] * 3
+    assert wait(others) == [0] * 3
     assert store.find(*HERE).winner == CONFIGS[1]
 
 
@@ -255,7 +240,7 @@ def test_the_store_may_be_cleared_while_it_is_used(store):
             store.remove(store.path(*HERE))
 
     children = in_children(4, tune)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+    assert wait(children) == [0] * 4
 
 
 def test_waiting_is_said(store, monkeypatch, caplog, tmp_path):
