@@ -2,8 +2,8 @@
 
 Beside each lies what Inductor itself chooses from: configs by kernel, each with its grid.
 
-Usage: ``PYTHONPATH=src:. python -m tests.tuning.make_modules [NAME ...]``, with torch 2.13, without
-a GPU. Inductor asks a device for its properties and never launches on it while it writes code: the
+Usage: ``PYTHONPATH=src:. python -m tests.tuning.make_modules [NAME ...]``, without a GPU, or on an
+H100. Inductor asks a device for its properties and never launches on it while it writes code: the
 properties below are an H100's, tensors are fake, and Triton has a driver that knows its target
 alone. What needs a measurement (templates of matrix products under max-autotune) cannot be made
 this way.
@@ -28,7 +28,8 @@ import triton.language as tl
 from tests.tuning.modules import arguments_of, kernels_of, launches_of, load, recorded
 from torch.nn import functional as F
 
-FOLDER = Path(__file__).parent / "modules" / f"torch_{'.'.join(torch.__version__.split('.')[:2])}"
+VERSION = f"torch_{'.'.join(torch.__version__.split('.')[:2])}"
+FOLDER = Path(__file__).parent / "modules" / VERSION
 HALF = torch.float16
 
 
@@ -165,6 +166,9 @@ def answers_of(stack, place, name, answer):
 @contextlib.contextmanager
 def h100():
     """Make PyTorch and Triton believe in an H100 that only tells its properties."""
+    if torch.cuda.is_available():  # believe what there is
+        yield
+        return
     from torch._dynamo.device_interface import CudaInterface
     from triton.runtime.driver import driver
 
@@ -182,6 +186,20 @@ def h100():
         stack.enter_context(mock.patch.object(torch.version, "cuda", "12.8"))
         stack.enter_context(mock.patch.object(driver, "_active", _Driver()))
         yield
+
+
+def arguments(model: Model, device: torch.device, seed: int = 0) -> list[torch.Tensor]:
+    """Real arguments of a model: normal numbers, and tokens from 0 to 30,521."""
+    made = []
+    for i, (size, dtype) in enumerate(_typed(given, model.dtype) for given in model.arguments):
+        generator = torch.Generator(device).manual_seed(seed + i)
+        if dtype.is_floating_point:
+            values = torch.randn(size, generator=generator, device=device)
+            made.append(values.abs() if model.function is adam else values)
+        else:
+            made.append(torch.randint(30522, size, generator=generator, device=device))
+        made[-1] = made[-1].to(dtype)
+    return made
 
 
 def written(model: Model) -> str:

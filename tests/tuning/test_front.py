@@ -15,10 +15,12 @@ from tests.tuning.replayed import STREAM
 
 from tileloom import emulator, tuning
 from tileloom.errors import ArgumentError, DeviceError, OptionError
+from tileloom.target import Target
 from tileloom.tuning import Config, Facts, ReductionHint, TileHint, configs, generated, tuned_kernel
 from tileloom.tuning.cached import cached_autotune
 from tileloom.tuning.hints import DeviceProperties, HeuristicType
 
+GPU = Target("cuda", (9, 0), 132, 0, "")
 H100 = DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
 
 
@@ -169,6 +171,59 @@ def test_a_plan_measures_and_launches(tuned, cuda, monkeypatch):
     plan.run(x, 5000, 2.0, stream=STREAM)
     assert plan.winner.kwargs["XBLOCK"] == 512, "by coordinate descent, which `refine` asks for"
     assert cuda.last().grid == (10, 1, 1)
+
+
+class Plan:
+    """Counts its launches."""
+
+    def __init__(self):
+        self.launches = []
+
+    def run(self, *given, stream):
+        self.launches.append(given)
+
+
+def test_a_launch_that_is_known_asks_nothing(monkeypatch):
+    """Launches of one kind share a plan, exactly known or not; others have their own."""
+    kernel = tuning.pointwise(sizes={"x": "n"}, changed=["x"])(scale.fn)
+    monkeypatch.setattr(tuned_kernel, "target_of", lambda tensor: GPU)
+    monkeypatch.setattr(kernel, "_plan", lambda *given: Plan())
+    monkeypatch.setattr(
+        tuned_kernel, "_launch", lambda plan, index, given: plan.run(*given, stream=0)
+    )
+    x, y, odd = torch.zeros(64), torch.zeros(64), torch.zeros(65)[1:]
+    for _ in range(2):
+        for named in ({"SQUARED": True}, {"SQUARED": False}):
+            kernel(x, 64, 2.0, **named)
+            kernel(y, 64, 3.0, **named)
+            kernel(x, 48, 2.0, **named)  # the same power of two
+            kernel(odd, 64, 2.0, **named)
+            kernel(factor=2.0, n=64, x=x, **named)
+            kernel(x, 16, 2.0, **named)
+    assert [len(plan.launches) for plan in kernel._plans.values()] == [8, 2, 2] * 2
+    assert len(kernel._known) == 2 * 5, "but for launches by name"
+    asked = []
+    monkeypatch.setattr(kernel, "_in_order", lambda *given: asked.append(given))
+    kernel(y, 64, 2.0, SQUARED=True)
+    assert not asked
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(TypeError):  # it asks again
+            kernel(y, 64, 2.0, SQUARED=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked
+
+
+def test_what_is_remembered_has_a_limit(monkeypatch):
+    kernel = tuning.pointwise(sizes={"x": "n"})(plain_kernel)
+    monkeypatch.setattr(tuned_kernel, "LIMIT", 4)
+    monkeypatch.setattr(tuned_kernel, "target_of", lambda tensor: GPU)
+    monkeypatch.setattr(kernel, "_plan", lambda *given: Plan())
+    monkeypatch.setattr(tuned_kernel, "_launch", lambda plan, index, given: None)
+    for n in range(1, 40):
+        kernel(X, n)
+        assert len(kernel._known) <= 4
 
 
 def test_without_sizes_the_decorators_are_those_of_generated_code():

@@ -31,6 +31,9 @@ from tileloom.tuning.hints import (
     next_power_of_2,
 )
 
+LIMIT = 1024
+"""How many launches a kernel remembers exactly; beyond it, all are dropped and told apart anew."""
+
 _log = log.get_logger("tuning")
 
 _TYPES = {
@@ -78,6 +81,7 @@ class TunedKernel:
         self._parameters = self._read()
         self._open = [p.name for p in self._parameters if not p.is_constexpr]
         self._plans: dict[Any, Any] = {}
+        self._known: dict[Any, tuple[Any, int]] = {}
         self._launchers: dict[Config, Any] = {}
         self._lock = threading.Lock()
         dims = [dim for dim in sizes if not is_reduced(dim)]
@@ -108,6 +112,10 @@ class TunedKernel:
             DeviceError: If a tensor is not on a GPU, and no emulator runs.
             NoTritonConfigsError: If no candidate runs.
         """
+        key = _exact(args, named)
+        known = self._known.get(key)
+        if known is not None:
+            return _launch(*known, args)
         values = self._in_order(args, named)
         sizes = {dim: self._size(name, values[name]) for dim, name in self.sizes.items()}
         if not all(size for dim, size in sizes.items() if not is_reduced(dim)):
@@ -115,20 +123,13 @@ class TunedKernel:
         tensor = next((v for v in values.values() if isinstance(v, torch.Tensor)), None)
         if tensor is None or target_of(tensor).kind != "cuda":
             return self._launch_first(sizes, values)
-        hints = {dim: next_power_of_2(size) for dim, size in sizes.items()}
-        index = tensor.get_device()
-        kinds, pairs = self._kinds(values)
-        exactly = torch.are_deterministic_algorithms_enabled()
-        key = (index, exactly, *hints.values(), *kinds)
-        plan = self._plans.get(key)
-        if plan is None:
+        found = self._plan_of(tensor.device, sizes, values), tensor.get_device()
+        if len(args) == len(self._open) and key is not None:
             with self._lock:
-                plan = self._plans.get(key) or self._plan(tensor.device, hints, pairs, exactly)
-                self._plans[key] = plan
-        given = [values[name] for name in self._open]
-        with torch.cuda.device(index):
-            stream = cast(Any, torch._C)._cuda_getCurrentRawStream(index)
-            return plan.run(*given, stream=stream)
+                if len(self._known) >= LIMIT:
+                    self._known.clear()
+                self._known[key] = found
+        return _launch(*found, [values[name] for name in self._open])
 
     def candidates(self, **sizes: int) -> list[Config]:
         """List the configs that a launch of such sizes chooses from, the default first.
@@ -143,6 +144,20 @@ class TunedKernel:
         return self._candidates(hints, self._facts)
 
     # From a launch to its plan
+
+    def _plan_of(
+        self, device: torch.device, sizes: Mapping[str, int], values: Mapping[str, Any]
+    ) -> Any:
+        """The plan of this kind of launch, made where it is the first."""
+        hints = {dim: next_power_of_2(size) for dim, size in sizes.items()}
+        kinds, pairs = self._kinds(values)
+        exactly = torch.are_deterministic_algorithms_enabled()
+        key = (device.index, exactly, *hints.values(), *kinds)
+        with self._lock:
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._plan(device, hints, pairs, exactly)
+            return plan
 
     def _candidates(self, hints: Mapping[str, int], facts: Facts) -> list[Config]:
         listed = self._given or list_configs(self.kind, hints, facts)
@@ -313,6 +328,34 @@ class TunedKernel:
                 f"at least 0. Try: {name}=tensor.shape[0]."
             )
         return value
+
+
+def _exact(args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """What a launch's plan follows from, without deciding what of it matters; None if unknown."""
+    parts: list[Any] = [torch.are_deterministic_algorithms_enabled()]
+    for value in (*args, *named.values()) if named else args:
+        kind = type(value)
+        if hasattr(value, "data_ptr"):
+            parts.append((value.dtype, value.data_ptr() & 15, value.get_device()))
+        elif kind is float:  # by value only where it may be compiled in
+            parts.append((kind, repr(value)) if named else kind)
+        else:
+            parts.append((kind, value))
+    key = (*parts, *named)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _launch(plan: Any, index: int, given: Sequence[Any]) -> Any:
+    """Launch on the current stream of a device."""
+    stream = cast(Any, torch._C)._cuda_getCurrentRawStream(index)
+    if torch.cuda.current_device() == index:
+        return plan.run(*given, stream=stream)
+    with torch.cuda.device(index):
+        return plan.run(*given, stream=stream)
 
 
 def device_properties(device: torch.device) -> DeviceProperties:
