@@ -304,6 +304,8 @@ def test_other_arguments_are_refused(model, monkeypatch):
         TensorMap.tiled(torch.eye(8).to_sparse(), (8, 8))
     with pytest.raises(OptionError, match=r"tiled: box is 8; it takes integers"):
         TensorMap.tiled(x, 8)
+    with pytest.raises(OptionError, match=r"tiled: swizzle is \['128B'\]; known: none, 32B"):
+        TensorMap.tiled(x, (8, 64), swizzle=["128B"])
     with pytest.raises(OptionError, match=r"pixels and channels is \(1\.5, 8\); it takes integers"):
         TensorMap.im2col(x, lower=(), upper=(), pixels=1.5, channels=8)
     monkeypatch.setattr(tensormap, "target_of_device", lambda device: CPU)

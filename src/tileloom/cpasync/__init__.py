@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         tma_store_arrive,
         tma_store_wait,
     )
+    from tileloom.cpasync.tensormap import TensorMap, TensorMapTable
 
 BYTES_PER_TENSORMAP = 128
 """Size of one TMA descriptor; it lies at a multiple of 64 bytes."""
@@ -56,6 +57,8 @@ _PLAIN = {
     "EVICT_LAST": "eviction",
     "EVICT_NORMAL": "eviction",
     "MissingCuteError": "extra",
+    "TensorMap": "tensormap",
+    "TensorMapTable": "tensormap",
     "cache_policy": "eviction",
 }
 _CUTE = {
@@ -101,6 +104,8 @@ __all__ = [
     "EVICT_LAST",
     "EVICT_NORMAL",
     "MissingCuteError",
+    "TensorMap",
+    "TensorMapTable",
     "arrive_and_expect_tx",
     "bulk_load",
     "bulk_store",

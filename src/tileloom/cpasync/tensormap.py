@@ -10,13 +10,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tileloom.cpasync.tensormap_layout import Im2col, Layout, Tiled
+from tileloom.cpasync.tensormap_layout import Im2col, Tiled
 from tileloom.errors import DeviceError, DtypeError, OptionError, UnsupportedError
 from tileloom.launch.tensor_map import ALIGNMENT, BYTES
 from tileloom.target import target_of_device
@@ -26,17 +27,6 @@ BYTES_PER_TENSORMAP = BYTES
 
 KEPT = 1024
 """How many encoded descriptors are kept, those used last."""
-
-
-@functools.lru_cache(maxsize=KEPT)
-def _encoded(layout: Layout, address: int) -> bytes:
-    """Check and encode once for each layout and address. The key holds numbers, no tensor."""
-    layout.check(address)
-    return layout.encode(address)
-
-
-cache_info = _encoded.cache_info
-cache_clear = _encoded.cache_clear
 
 
 @dataclass(frozen=True)
@@ -119,12 +109,10 @@ class TensorMap:
         Source: CUDA driver API, cuTensorMapEncodeTiled.
         """
         _check_tensor(Tiled.op, tensor)
-        layout = Tiled(
-            tensor.dtype, tuple(tensor.shape), tensor.stride(),
-            _numbers(Tiled.op, "element_strides", element_strides, tensor.dim()),
+        return _of(
+            Tiled, tensor, _numbers(Tiled.op, "element_strides", element_strides, tensor.dim()),
             swizzle, interleave, fill, l2_promotion, tf32, _numbers(Tiled.op, "box", box, 0),
         )  # fmt: skip
-        return cls._made(layout, tensor)
 
     @classmethod
     def im2col(
@@ -173,26 +161,42 @@ class TensorMap:
         Source: CUDA driver API, cuTensorMapEncodeIm2col.
         """
         _check_tensor(Im2col.op, tensor)
-        layout = Im2col(
-            tensor.dtype, tuple(tensor.shape), tensor.stride(),
-            _numbers(Im2col.op, "element_strides", element_strides, tensor.dim()),
+        return _of(
+            Im2col, tensor, _numbers(Im2col.op, "element_strides", element_strides, tensor.dim()),
             swizzle, interleave, fill, l2_promotion, tf32,
             _numbers(Im2col.op, "lower", lower, 0), _numbers(Im2col.op, "upper", upper, 0),
             *_numbers(Im2col.op, "pixels and channels", (pixels, channels), 0),
         )  # fmt: skip
-        return cls._made(layout, tensor)
 
-    @classmethod
-    def _made(cls, layout: Tiled | Im2col, tensor: torch.Tensor) -> TensorMap:
-        address = tensor.data_ptr()
-        return cls(layout, address, _encoded(layout, address))
+
+@functools.lru_cache(maxsize=KEPT)
+def _made(kind: type[Tiled | Im2col], address: int, *fields: Any) -> TensorMap:
+    """Check and encode once for each address and layout. The key holds numbers, no tensor."""
+    layout = kind(*fields)
+    layout.check(address)
+    return TensorMap(layout, address, layout.encode(address))
+
+
+cache_info = _made.cache_info
+cache_clear = _made.cache_clear
+
+
+def _of(kind: type[Tiled | Im2col], tensor: torch.Tensor, *options: Any) -> TensorMap:
+    fields = (tensor.dtype, tuple(tensor.shape), tensor.stride(), *options)
+    try:
+        return _made(kind, tensor.data_ptr(), *fields)
+    except DtypeError:
+        raise
+    except TypeError:  # an option that cannot be a key; a sentence says which
+        kind(*fields).check(tensor.data_ptr())
+        raise
 
 
 def _numbers(op: str, name: str, given: Any, ones: int) -> tuple[int, ...]:
     """Read integers, or so many ones if there are none."""
     try:
-        return (1,) * ones if given is None else tuple(int(n.__index__()) for n in given)
-    except (TypeError, AttributeError):
+        return (1,) * ones if given is None else tuple(map(operator.index, given))
+    except TypeError:
         raise OptionError(
             f"{op}: {name} is {given!r}; it takes integers. Try: a tuple, one number for each "
             "dimension."

@@ -119,8 +119,8 @@ class Layout:
         for name, known in _CHOICES.items():
             value = getattr(self, name)
             yield (
-                value in known, OptionError, f"{name} is {value!r}; known: {', '.join(known)}",
-                f"{name}={next(iter(known))!r}",
+                value in tuple(known), OptionError,
+                f"{name} is {value!r}; known: {', '.join(known)}", f"{name}={next(iter(known))!r}",
             )  # fmt: skip
         yield (
             self.fill == "zero" or self.dtype in _FLOATS, OptionError,
