@@ -18,7 +18,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from tileloom import knobs, log
-from tileloom.errors import GradientError
+from tileloom.errors import ConfigError, GradientError, UnsupportedError, bullet_list
 from tileloom.target import Target
 
 _LIB = torch.library.Library("tileloom", "FRAGMENT")
@@ -48,6 +48,52 @@ class Choice:
     source: str
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     problem: Any = None
+
+
+def choose(
+    op: str,
+    problem: Any,
+    target: Target,
+    config: Any,
+    candidates: Sequence[Any],
+    *,
+    option: str = "config",
+    what: str = "this problem",
+) -> Choice:
+    """Choose backend and config: an explicit config, else the first that takes the problem.
+
+    Args:
+        op: The operator's name.
+        problem: What is to be computed.
+        target: Where.
+        config: What the caller forces; None: nothing.
+        candidates: Configs, the fastest first.
+        option: What the caller's option is called.
+        what: What the candidates are asked to compute, for the error.
+
+    Returns:
+        The decision with its source, and the reasons of every backend that refused.
+
+    Raises:
+        ConfigError: If the explicit config cannot run the problem.
+        UnsupportedError: If no candidate can.
+    """
+    name = op.removesuffix("_bwd")
+    if config is not None:
+        reasons = config.reasons_against(problem, target)
+        if reasons:
+            raise ConfigError(
+                f"{name}: {option}={config} cannot run this problem: {'; '.join(reasons)}. Try: "
+                f"{option}=None, which chooses a backend that can."
+            )
+        return Choice(op, config.backend, config, "explicit", {}, problem)
+    refused: dict[str, tuple[str, ...]] = {}
+    for candidate in candidates:
+        reasons = candidate.reasons_against(problem, target)
+        if not reasons:
+            return Choice(op, candidate.backend, candidate, "rule", refused, problem)
+        refused[candidate.backend] = reasons
+    raise UnsupportedError(f"{name}: no backend takes {what}.\n{bullet_list(refused)}")
 
 
 _records: contextvars.ContextVar[tuple[list[Choice], ...]] = contextvars.ContextVar(
@@ -110,6 +156,32 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def portable_reasons(target: Target) -> list[str]:
+    """Why no portable kernel runs on a target: there is no GPU, an older one, or no Triton."""
+    why: list[str] = []
+    if target.kind == "cpu":
+        why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
+    elif target.capability < (8, 0):
+        why.append(
+            f"it needs compute capability 8.0 or later, and {target.name} has "
+            f"{target.capability[0]}.{target.capability[1]}"
+        )
+    return why if has_triton() else [*why, "Triton is not installed"]
+
+
+def hopper_reasons(target: Target) -> list[str]:
+    """Why no Hopper kernel runs on a target: there is no GPU, another one, or no Triton."""
+    why: list[str] = []
+    if target.kind == "cpu":
+        why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
+    elif target.capability != (9, 0):
+        why.append(
+            f"it needs compute capability 9.0, and {target.name} has "
+            f"{target.capability[0]}.{target.capability[1]}"
+        )
+    return why if has_triton() else [*why, "Triton is not installed"]
+
+
 def pipeline_reasons(target: Target) -> list[str]:
     """Why a cp.async pipeline may not feed the tensor cores: it needs a fence between proxies."""
     from tileloom.launch import compat
@@ -127,6 +199,16 @@ def pipeline_reasons(target: Target) -> list[str]:
     return [
         f"num_stages is above 1, and Triton {'.'.join(map(str, version))} puts no proxy fence "
         "between cp.async and wgmma; 3.7.1 and later do"
+    ]
+
+
+def tf32_reasons(name: str, rows: int, dtype: torch.dtype, target: Target) -> list[str]:
+    """Why a tile of so many rows, called `name`, cannot multiply float32 exactly on sm_100."""
+    if dtype != torch.float32 or target.capability[0] != 10 or rows < 64:
+        return []
+    return [
+        f"{name} is {rows}, and for sm_100 Triton compiles float32 products of 64 rows or more to "
+        "TF32 (seen in the PTX of 3.7.1)"
     ]
 
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 import torch
 
-from tileloom.errors import ConfigError, UnsupportedError, bullet_list
+from tileloom.errors import ConfigError
 from tileloom.launch.layout import tma_faults
-from tileloom.ops._op import Choice, has_triton, pipeline_reasons
+from tileloom.ops import _op
+from tileloom.ops._op import Choice
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.target import Target
 
@@ -75,13 +76,8 @@ class TritonConfig:
             why.append(f"B * Hq * ceil(Lq / block_m) is {tiles}, more than 2^31 - 1")
         why += tile_faults(self)
         if self.num_stages > 1 and problem.dtype in _HALF:
-            why += pipeline_reasons(target)
-        if self.block_m >= 64 and problem.dtype == torch.float32 and target.capability[0] == 10:
-            why.append(
-                f"block_m is {self.block_m}, and for sm_100 Triton compiles float32 products of "
-                "64 rows or more to TF32 (seen in the PTX of 3.7.1)"
-            )
-        return tuple(why)
+            why += _op.pipeline_reasons(target)
+        return (*why, *_op.tf32_reasons("block_m", self.block_m, problem.dtype, target))
 
 
 @dataclass(frozen=True)
@@ -209,16 +205,7 @@ def tile_faults(tile: Any, name: str = "") -> list[str]:
 
 def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
     """Why no Hopper kernel, forward or backward, takes a problem."""
-    why: list[str] = []
-    if target.kind == "cpu":
-        why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
-    elif target.capability != (9, 0):
-        why.append(
-            f"it needs compute capability 9.0, and {target.name} has "
-            f"{target.capability[0]}.{target.capability[1]}"
-        )
-    if not has_triton():
-        why.append("Triton is not installed")
+    why = _op.hopper_reasons(target)
     if problem.packed and (problem.has_mask or problem.has_bias):
         why.append("packed sequences have a bool mask or a bias")
     if problem.packed and sum(problem.packed.totals) + problem.batch > 2**30:
@@ -234,16 +221,7 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
 
 def portable_reasons(problem: AttentionProblem, target: Target, blocks: int) -> list[str]:
     """Why no portable kernel, with tiles of `blocks` rows and keys together, takes a problem."""
-    why: list[str] = []
-    if target.kind == "cpu":
-        why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
-    elif target.capability < (8, 0):
-        why.append(
-            f"it needs compute capability 8.0 or later, and {target.name} has "
-            f"{target.capability[0]}.{target.capability[1]}"
-        )
-    if not has_triton():
-        why.append("Triton is not installed")
+    why = _op.portable_reasons(target)
     if problem.dtype not in (*_HALF, torch.float32):
         why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
     if max(problem.head_dim, problem.head_dim_v) > 512:
@@ -365,23 +343,7 @@ def choose(
         ConfigError: If an explicit config cannot run the problem.
         UnsupportedError: If no backend can.
     """
-    if config is not None:
-        reasons = config.reasons_against(problem, target)
-        if reasons:
-            raise ConfigError(
-                f"{problem.name}: config={config} cannot run this problem: {'; '.join(reasons)}. "
-                "Try: config=None, which chooses a backend that can."
-            )
-        return Choice(problem.name, config.backend, config, "explicit", {}, problem)
     candidates: tuple[AttentionConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
         candidates = (gluon_rule(problem), triton_rule(problem, target), ReferenceConfig())
-    refused: dict[str, tuple[str, ...]] = {}
-    for candidate in candidates:
-        reasons = candidate.reasons_against(problem, target)
-        if not reasons:
-            return Choice(problem.name, candidate.backend, candidate, "rule", refused, problem)
-        refused[candidate.backend] = reasons
-    raise UnsupportedError(
-        f"{problem.name}: no backend takes this problem.\n{bullet_list(refused)}"
-    )
+    return _op.choose(problem.name, problem, target, config, candidates)

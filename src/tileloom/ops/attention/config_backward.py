@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tileloom.errors import ConfigError, UnsupportedError, bullet_list
-from tileloom.ops._op import Choice, pipeline_reasons
+from tileloom.ops import _op
+from tileloom.ops._op import Choice
 from tileloom.ops.attention.config import (
     ReferenceConfig,
     padded_head_dim,
@@ -91,19 +91,14 @@ class TritonBackwardConfig:
         why += [*tile_faults(self.dkv, "dkv."), *tile_faults(self.dq, "dq.")]
         if max(self.dkv.num_stages, self.dq.num_stages) > 1:
             if problem.dtype in _HALF:
-                why += pipeline_reasons(target)
+                why += _op.pipeline_reasons(target)
             if problem.has_mask or problem.has_bias:
                 why.append(
                     "num_stages is above 1 with a mask or bias, of which Triton's pipeline then "
                     "reads entries past the last key (seen on the emulator with 3.7.1)"
                 )
-        if problem.dtype == torch.float32 and target.capability[0] == 10:
-            for name, rows in (("dkv.block_n", self.dkv.block_n), ("dq.block_m", self.dq.block_m)):
-                if rows >= 64:
-                    why.append(
-                        f"{name} is {rows}, and for sm_100 Triton compiles float32 products of "
-                        "64 rows or more to TF32 (seen in the PTX of 3.7.1)"
-                    )
+        for name, rows in (("dkv.block_n", self.dkv.block_n), ("dq.block_m", self.dq.block_m)):
+            why += _op.tf32_reasons(name, rows, problem.dtype, target)
         return tuple(why)
 
 
@@ -214,27 +209,12 @@ def choose_backward(
         ConfigError: If an explicit config cannot run the problem.
         UnsupportedError: If no backend can.
     """
-    if config is not None:
-        reasons = config.reasons_against(problem, target)
-        if reasons:
-            raise ConfigError(
-                f"{problem.name}: backward_config={config} cannot run this problem: "
-                f"{'; '.join(reasons)}. Try: backward_config=None, which chooses a backend that "
-                "can."
-            )
-        return Choice(f"{problem.name}_bwd", config.backend, config, "explicit", {}, problem)
     candidates: tuple[AttentionBackwardConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
         portable = triton_backward_rule(problem, target)
         candidates = (gluon_backward_rule(problem), portable, ReferenceConfig())
-    refused: dict[str, tuple[str, ...]] = {}
-    for candidate in candidates:
-        reasons = candidate.reasons_against(problem, target)
-        if not reasons:
-            return Choice(
-                f"{problem.name}_bwd", candidate.backend, candidate, "rule", refused, problem
-            )
-        refused[candidate.backend] = reasons
-    raise UnsupportedError(
-        f"{problem.name}: no backend takes this problem's backward.\n{bullet_list(refused)}"
+    return _op.choose(
+        *(f"{problem.name}_bwd", problem, target, config, candidates),
+        option="backward_config",
+        what="this problem's backward",
     )

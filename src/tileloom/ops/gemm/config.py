@@ -11,9 +11,10 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import ConfigError, UnsupportedError, bullet_list
+from tileloom.errors import ConfigError
 from tileloom.launch.layout import Layout, tma_faults
-from tileloom.ops._op import Choice, has_triton, pipeline_reasons
+from tileloom.ops import _op
+from tileloom.ops._op import Choice
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.scheduling.params import TABLE_INTS
 from tileloom.target import Target
@@ -67,16 +68,7 @@ class TritonConfig:
 
     def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why: list[str] = []
-        if target.kind == "cpu":
-            why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
-        elif target.capability < (8, 0):
-            why.append(
-                f"it needs compute capability 8.0 or later, and {target.name} has "
-                f"{target.capability[0]}.{target.capability[1]}"
-            )
-        if not has_triton():
-            why.append("Triton is not installed")
+        why = _op.portable_reasons(target)
         if problem.dtype not in (*_HALF, torch.float32):
             why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
         if problem.out_dtype not in (*_HALF, torch.float32):
@@ -94,15 +86,10 @@ class TritonConfig:
         if self.num_stages < 1:
             why.append(f"num_stages is {self.num_stages}, not at least 1")
         elif self.num_stages > 1:
-            why += pipeline_reasons(target)
+            why += _op.pipeline_reasons(target)
         if self.swizzle_size < 1:
             why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
-        if problem.dtype == torch.float32 and target.capability[0] == 10 and self.block_m >= 64:
-            why.append(
-                "block_m is 64 or more, and on sm_100 Triton lowers float32 products of 64 rows or "
-                "more to TF32 (seen in the PTX of 3.7.1)"
-            )
-        return tuple(why)
+        return (*why, *_op.tf32_reasons("block_m", self.block_m, problem.dtype, target))
 
 
 @dataclass(frozen=True)
@@ -181,16 +168,7 @@ class GluonSm90Config:
 
     def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why: list[str] = []
-        if target.kind == "cpu":
-            why.append("it needs a Hopper GPU (or the emulator), and the tensors are on the CPU")
-        elif target.capability != (9, 0):
-            why.append(
-                f"it needs compute capability 9.0, and {target.name} has "
-                f"{target.capability[0]}.{target.capability[1]}"
-            )
-        if not has_triton():
-            why.append("Triton is not installed")
+        why = _op.hopper_reasons(target)
         if problem.dtype not in _HALF:
             why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
         if problem.out_dtype not in (*_HALF, torch.float32):
@@ -367,25 +345,8 @@ def choose(problem: MatmulProblem, target: Target, config: MatmulConfig | None =
         ConfigError: If an explicit config cannot run the problem.
         UnsupportedError: If no backend can.
     """
-    if config is not None:
-        reasons = config.reasons_against(problem, target)
-        if reasons:
-            raise ConfigError(
-                f"matmul: config={config} cannot run this problem: {'; '.join(reasons)}. "
-                "Try: config=None, which chooses a backend that can."
-            )
-        return Choice("matmul", config.backend, config, "explicit", {}, problem)
     candidates: tuple[MatmulConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
-        candidates = (
-            gluon_rule(problem, target.sms),
-            triton_rule(problem, target),
-            ReferenceConfig(),
-        )
-    refused: dict[str, tuple[str, ...]] = {}
-    for candidate in candidates:
-        reasons = candidate.reasons_against(problem, target)
-        if not reasons:
-            return Choice("matmul", candidate.backend, candidate, "rule", refused, problem)
-        refused[candidate.backend] = reasons
-    raise UnsupportedError(f"matmul: no backend takes this problem.\n{bullet_list(refused)}")
+        hopper, portable = gluon_rule(problem, target.sms), triton_rule(problem, target)
+        candidates = (hopper, portable, ReferenceConfig())
+    return _op.choose("matmul", problem, target, config, candidates)

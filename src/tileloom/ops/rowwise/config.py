@@ -13,7 +13,7 @@ import torch
 
 from tileloom.errors import ConfigError, OptionError, bullet_list
 from tileloom.ops import _op
-from tileloom.ops._op import Choice, has_triton
+from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.rows import Rows
 from tileloom.target import Target
 
@@ -134,16 +134,7 @@ class TritonConfig:
 
     def reasons_against(self, problem: RowProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why: list[str] = []
-        if target.kind == "cpu":
-            why.append("it needs a GPU (or the emulator), and the tensors are on the CPU")
-        elif target.capability < (8, 0):
-            why.append(
-                f"it needs compute capability 8.0 or later, and {target.name} has "
-                f"{target.capability[0]}.{target.capability[1]}"
-            )
-        if not has_triton():
-            why.append("Triton is not installed")
+        why = _op.portable_reasons(target)
         if problem.dtype not in DTYPES:
             why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
         why += problem.rows.reasons
