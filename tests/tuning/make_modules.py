@@ -215,7 +215,8 @@ def written(model: Model) -> str:
 
     shapes, symbols = ShapeEnv(), {}
     mode = FakeTensorMode(shape_env=shapes)
-    with h100(), settings.patch(model.settings), mode:
+    known = {name: value for name, value in model.settings.items() if name in settings._config}
+    with h100(), settings.patch(known), mode:
         arguments = []
         for size, dtype in (_typed(given, model.dtype) for given in model.arguments):
             if model.symbolic:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tileloom.tuning.bundled import bundle_winners
     from tileloom.tuning.cached import cached_autotune
     from tileloom.tuning.config import Config
+    from tileloom.tuning.coordinate_descent import CoordescTuner
+    from tileloom.tuning.filters import filter_for_determinism, filter_for_tma
     from tileloom.tuning.front import (
         cooperative_reduction,
         persistent_reduction,
@@ -22,68 +24,97 @@ if TYPE_CHECKING:
         split_scan,
     )
     from tileloom.tuning.generated import fixed_config, foreach, template, user_autotune
+    from tileloom.tuning.grids import (
+        BatchMatmulGrid3D,
+        ComboKernelGrid,
+        CooperativeReductionGrid,
+        FixedGrid,
+        Grid1D,
+        Grid2D,
+        Grid2DWithYZOverflow,
+        Grid3D,
+        GridExpr,
+        MixOrderReductionGrid,
+        PrecomputedGrid,
+        RoundRobinComboKernelGrid,
+        SequentialComboKernelGrid,
+        SequentialFlattenComboKernelGrid,
+        SplitScanGrid,
+    )
+    from tileloom.tuning.heuristics import (
+        make_matmul_triton_config,
+        match_target_block_product,
+        triton_config,
+        triton_config_reduction,
+        triton_config_tiled_reduction,
+    )
     from tileloom.tuning.heuristics_lists import configs
-    from tileloom.tuning.hints import AutotuneHint, Facts, ReductionHint, TileHint
+    from tileloom.tuning.hints import (
+        AutotuneHint,
+        DeviceProperties,
+        Facts,
+        HeuristicType,
+        ReductionHint,
+        TileHint,
+    )
+    from tileloom.tuning.loaded import NoTritonConfigsError
+    from tileloom.tuning.registers import scaled_config
     from tileloom.tuning.store import Store
+    from tileloom.tuning.tuned_kernel import TunedKernel
 
-_PUBLIC = {
-    "AutotuneHint": "tileloom.tuning.hints:AutotuneHint",
-    "CachingAutotuner": "tileloom.tuning.autotuner:CachingAutotuner",
-    "Config": "tileloom.tuning.config:Config",
-    "DebugAutotuner": "tileloom.tuning.bandwidth:DebugAutotuner",
-    "Facts": "tileloom.tuning.hints:Facts",
-    "ReductionHint": "tileloom.tuning.hints:ReductionHint",
-    "Store": "tileloom.tuning.store:Store",
-    "TileHint": "tileloom.tuning.hints:TileHint",
-    "bundle_winners": "tileloom.tuning.bundled:bundle_winners",
-    "cached_autotune": "tileloom.tuning.cached:cached_autotune",
-    "configs": "tileloom.tuning.heuristics_lists:configs",
-    "end_graph": "tileloom.tuning.bandwidth:end_graph",
-    "start_graph": "tileloom.tuning.bandwidth:start_graph",
-    **{
-        name: f"tileloom.tuning.front:{name}"
-        for name in (
-            "cooperative_reduction", "persistent_reduction", "pointwise", "reduction", "split_scan",
-        )
-    },
-    **{
-        name: f"tileloom.tuning.generated:{name}"
-        for name in ("fixed_config", "foreach", "template", "user_autotune")
-    },
+_NAMES = {
+    "autotuner": ("CachingAutotuner",),
+    "bandwidth": ("DebugAutotuner", "end_graph", "start_graph"),
+    "bundled": ("bundle_winners",),
+    "cached": ("cached_autotune",),
+    "config": ("Config",),
+    "coordinate_descent": ("CoordescTuner",),
+    "filters": ("filter_for_determinism", "filter_for_tma"),
+    "front": (
+        "cooperative_reduction", "persistent_reduction", "pointwise", "reduction", "split_scan",
+    ),
+    "generated": ("fixed_config", "foreach", "template", "user_autotune"),
+    "grids": (
+        "BatchMatmulGrid3D", "ComboKernelGrid", "CooperativeReductionGrid", "FixedGrid", "Grid1D",
+        "Grid2D", "Grid2DWithYZOverflow", "Grid3D", "GridExpr", "MixOrderReductionGrid",
+        "PrecomputedGrid", "RoundRobinComboKernelGrid", "SequentialComboKernelGrid",
+        "SequentialFlattenComboKernelGrid", "SplitScanGrid",
+    ),
+    "heuristics": (
+        "make_matmul_triton_config", "match_target_block_product", "triton_config",
+        "triton_config_reduction", "triton_config_tiled_reduction",
+    ),
+    "heuristics_lists": ("configs",),
+    "hints": (
+        "AutotuneHint", "DeviceProperties", "Facts", "HeuristicType", "ReductionHint", "TileHint",
+    ),
+    "loaded": ("NoTritonConfigsError",),
+    "registers": ("scaled_config",),
+    "store": ("Store",),
+    "tuned_kernel": ("TunedKernel",),
 }  # fmt: skip
+_PUBLIC = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "AutotuneHint",
-    "CachingAutotuner",
-    "Config",
-    "DebugAutotuner",
-    "Facts",
-    "ReductionHint",
-    "Store",
-    "TileHint",
-    "bundle_winners",
-    "cached_autotune",
-    "configs",
-    "cooperative_reduction",
-    "end_graph",
-    "fixed_config",
-    "foreach",
-    "persistent_reduction",
-    "pointwise",
-    "reduction",
-    "split_scan",
-    "start_graph",
-    "template",
+    "AutotuneHint", "BatchMatmulGrid3D", "CachingAutotuner", "ComboKernelGrid", "Config",
+    "CooperativeReductionGrid", "CoordescTuner", "DebugAutotuner", "DeviceProperties", "Facts",
+    "FixedGrid", "Grid1D", "Grid2D", "Grid2DWithYZOverflow", "Grid3D", "GridExpr", "HeuristicType",
+    "MixOrderReductionGrid", "NoTritonConfigsError", "PrecomputedGrid", "ReductionHint",
+    "RoundRobinComboKernelGrid", "SequentialComboKernelGrid", "SequentialFlattenComboKernelGrid",
+    "SplitScanGrid", "Store", "TileHint", "TunedKernel", "bundle_winners", "cached_autotune",
+    "configs", "cooperative_reduction", "end_graph", "filter_for_determinism", "filter_for_tma",
+    "fixed_config", "foreach", "make_matmul_triton_config", "match_target_block_product",
+    "persistent_reduction", "pointwise", "reduction", "scaled_config", "split_scan", "start_graph",
+    "template", "triton_config", "triton_config_reduction", "triton_config_tiled_reduction",
     "user_autotune",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    target = _PUBLIC.get(name)
-    if target is None:
+    module = _PUBLIC.get(name)
+    if module is None:
         raise AttributeError(f"module 'tileloom.tuning' has no attribute '{name}'")
-    module, _, attribute = target.partition(":")
-    value = getattr(importlib.import_module(module), attribute)
+    value = getattr(importlib.import_module(f"tileloom.tuning.{module}"), name)
     globals()[name] = value
     return value
 
