@@ -143,6 +143,39 @@ def test_the_profiler_sees_tuned_launches(tuned):
     assert "triton_poi_scale" in [event.name for event in seen.events()]
 
 
+def test_a_recording_sees_the_winner_alone_and_bundles_hold_it(tuned):
+    tuner = make(tuned)
+    with launch.record_specs() as first:
+        run(tuner)
+    assert [spec.constexprs for spec in first] == [{"XBLOCK": 128}]
+    asked = len(tuned.asked)
+    with launch.record_specs() as again:  # of what was tuned and launched before
+        run(tuner)
+        run(tuner)
+    assert again == first
+    assert len(tuned.asked) == asked
+    assert tuner.run is tuner.launchers[0]
+
+
+def test_what_is_known_outlives_a_refresh(tuned, monkeypatch):
+    tuner = make(tuned, facts={"force_disable_caches": True})
+    run(tuner)
+    asked = len(tuned.asked)
+    launch.refresh()
+    assert "run" not in vars(tuner)
+    run(tuner)
+    assert tuner.winner == CONFIGS[1]
+    assert len(tuned.asked) == asked
+
+
+def test_caches_that_generated_code_forbids_are_not_used(tuned, store):
+    for facts in ({"force_disable_caches": True}, {"autotune_local_cache": False}):
+        tuned.asked.clear()
+        run(make(tuned, facts=facts))
+        assert tuned.asked != []
+    assert store.files() == []
+
+
 # Stages
 
 

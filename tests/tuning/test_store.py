@@ -1,5 +1,6 @@
 """The store of winners: keys, whole files, damage, locks, and processes that are killed."""
 
+import errno
 import json
 import os
 import signal
@@ -142,6 +143,17 @@ def test_a_folder_that_cannot_be_written_is_said_once(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not store.save(record())
+
+
+def test_a_file_system_without_locks_is_said(store, monkeypatch):
+    def flock(descriptor, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("tileloom.tuning.store.fcntl.flock", flock)
+    with pytest.warns(CacheWarning, match=r"cannot be locked: No locks available; processes that"):
+        made = store.find_or_make(*HERE, lambda found: True, lambda known: record(1))
+    assert made == record(1)
+    assert store.find(*HERE).winner == CONFIGS[1]
 
 
 def test_a_record_that_is_not_enough_is_given_to_the_maker(store):

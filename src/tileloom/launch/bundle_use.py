@@ -73,7 +73,7 @@ def _recorded_name(kernel: Any, key: str) -> str:
     return f"{kernel.__name__}[{key[:16]}]"
 
 
-def _spec(kernel: Any, wanted: Mapping[str, Any], key: str) -> KernelSpec:
+def _spec(kernel: Any, wanted: Mapping[str, Any], key: str, file: str) -> KernelSpec:
     given = {name: value for name, value in wanted["options"].items() if value is not None}
     config = {"num_warps": 4, "num_stages": 3} | given
     return KernelSpec(
@@ -87,6 +87,7 @@ def _spec(kernel: Any, wanted: Mapping[str, Any], key: str) -> KernelSpec:
         num_stages=config.pop("num_stages"),
         aligned=tuple(wanted["aligned"]),
         options=options_that_differ(config),
+        file=file,
     )
 
 
@@ -130,7 +131,23 @@ def find_kernel(
     """
     if active_bundle() is None and not is_forbidden() and not _recordings:
         return None
-    return find_wanted(kernel, _wanted(kernel, parameters, values, options, device), device)
+    wanted = _wanted(kernel, parameters, values, options, device)
+    record_wanted(kernel, wanted)
+    return find_wanted(kernel, wanted, device)
+
+
+def record_wanted(kernel: Any, wanted: Mapping[str, Any], file: str = "") -> None:
+    """Note a launch's kernel for `record_specs`.
+
+    Args:
+        kernel: The jitted function.
+        wanted: The arguments of `kernel_key` by name.
+        file: The file of generated code that holds it, if it is such.
+    """
+    key = kernel_key(**wanted) if _recordings else ""
+    for specs in _recordings:
+        if all(spec.name != _recorded_name(kernel, key) for spec in specs):
+            specs.append(_spec(kernel, wanted, key, file))
 
 
 def find_wanted(kernel: Any, wanted: Mapping[str, Any], device: int) -> BundledVariant | None:
@@ -148,10 +165,9 @@ def find_wanted(kernel: Any, wanted: Mapping[str, Any], device: int) -> BundledV
         CompileError, BundleError: As `find_kernel`.
     """
     bundle = active_bundle()
+    if bundle is None and not is_forbidden():
+        return None
     key = kernel_key(**wanted)
-    for specs in _recordings:
-        if all(spec.name != _recorded_name(kernel, key) for spec in specs):
-            specs.append(_spec(kernel, wanted, key))
     function, arch = wanted["function"], wanted["arch"]
     found = None if bundle is None else bundle.find(key)
     if bundle is not None and found is not None:

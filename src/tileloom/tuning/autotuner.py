@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tileloom.errors import ArgumentError, OptionError, UnsupportedError
-from tileloom.launch import bundle_use
+from tileloom.launch import bundle_use, watch
 from tileloom.tuning import registers
 from tileloom.tuning.arguments import has_room
 from tileloom.tuning.bundled import winner_in
@@ -115,6 +115,7 @@ class CachingAutotuner:
         self._reload: Callable[[], CachingAutotuner] | None = None
         self._loaded_: Loaded | None = None
         self._check()
+        watch.register(self)
 
     def _check(self) -> None:
         if not self.configs:
@@ -249,6 +250,17 @@ class CachingAutotuner:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self.renew()
+        watch.register(self)
+
+    def forget(self) -> None:
+        """Drop what is loaded, not what is known; the next launch loads the winner anew."""
+        with self.lock:
+            self.__dict__.pop("run", None)
+            self.launchers, self._loaded_ = [], None
+
+    def renew(self) -> None:
+        """Begin anew in a forked child."""
         self.lock = threading.RLock()
 
     def run(self, *args: Any, stream: Any, benchmark_run: bool = False, **kwargs: Any) -> Any:
@@ -393,6 +405,9 @@ class CachingAutotuner:
         arguments = self._in_order(args, kwargs)
         names = self._loaded.kernel.parameters(self.inductor_meta)
         check_tensors(self._loaded.kernel, self._shown_name, dict(zip(names, arguments)))
+        if "winner" in self.autotune_cache_info:
+            self._use(self.winner, self.autotune_cache_info["found_by"])
+            return
         if not self._is_tuned(stages):
             self._loaded.load_all(self.configs)
             self._use(self._runnable()[0], "list")
@@ -415,6 +430,8 @@ class CachingAutotuner:
         if config not in loaded.launches:
             raise loaded.none_runs()
         loaded.keep(config)
+        wanted = loaded.kernel.wanted(config, loaded.arch)
+        bundle_use.record_wanted(loaded.kernel.fn, wanted, loaded.kernel.file)
         self.launchers = [loaded.launches[config].make()]
         self.autotune_cache_info |= {"winner": config.to_dict(), "found_by": found_by}
 

@@ -12,6 +12,7 @@ import contextlib
 import gc
 import math
 import statistics
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -19,6 +20,9 @@ from typing import Any, Protocol, cast
 import torch
 
 Call = Callable[[], Any]
+
+# A spinning kernel counts cycles; at the highest clock of an H100 this is a little over 1 ms.
+_CYCLES_PER_MS = 2_000_000
 
 
 class CallTimer(Protocol):
@@ -257,6 +261,7 @@ class DeviceTimer:
         """
         properties: Any = torch.cuda.get_device_properties(device)
         cache = int(getattr(properties, "L2_cache_size", 0)) or 64 * 2**20
+        self._host_ms = 0.05  # to queue a launch and what comes ahead of it: a first guess
         self._flush = torch.empty(2 * cache, dtype=torch.int8, device=device)
         self._device = device
         self._before = before
@@ -265,14 +270,17 @@ class DeviceTimer:
         """Time `calls` launches; see `CallTimer`."""
         made = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
         with torch.cuda.device(self._device), _no_collection():
-            # The host gets ahead, and stays there: writing the buffer takes longer than a launch.
-            cast("Any", torch.cuda)._sleep(400_000)
+            # Until the host has queued all, a kernel spins: no time of the host is between events.
+            lead_ms = 0.1 + 1.5 * calls * self._host_ms
+            cast("Any", torch.cuda)._sleep(int(lead_ms * _CYCLES_PER_MS))
+            began = time.perf_counter()
             for start, end in made:
                 self._before()
                 self._flush.zero_()
                 start.record()
                 call()
                 end.record()
+            self._host_ms = (time.perf_counter() - began) * 1e3 / calls
             torch.cuda.synchronize(self._device)
         return [start.elapsed_time(end) for start, end in made]
 

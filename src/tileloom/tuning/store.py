@@ -9,6 +9,7 @@ is the operating system's and goes with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -33,6 +34,7 @@ _log = log.get_logger("tuning")
 _SAY_AFTER_S = 5.0
 _LOOK_EVERY_S = 0.02
 _LEFT_AFTER_S = 60.0
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class CacheWarning(UserWarning):
@@ -266,7 +268,13 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             descriptor = _take(lock)
         except OSError as error:
-            self._cannot_write(error)
+            if error.errno in _NO_LOCKS:
+                _warn(
+                    f"tuning: '{lock}' cannot be locked: {error.strerror}; processes that need "
+                    "its kernel at once each tune it. Try: TILELOOM_CACHE_DIR, with a local folder."
+                )
+            else:
+                self._cannot_write(error)
             yield
             return
         try:

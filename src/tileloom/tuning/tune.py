@@ -6,6 +6,7 @@ keep programs off the SMs, a search over more configs, coordinate descent.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import statistics
@@ -122,8 +123,10 @@ class Session:
         self._clock = Clock(self._loaded.device) if torch.cuda.is_available() else None
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._kept.restore()
+    def __exit__(self, kind: object, *error: object) -> None:
+        # Where the device is lost, that error says why; restoring would only hide it.
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(RuntimeError):
+            self._kept.restore()
 
     def compare(self, configs: Sequence[Config]) -> Comparison:
         """Compare loaded configs, in order of preference, and note what is found of each."""
