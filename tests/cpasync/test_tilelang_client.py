@@ -72,6 +72,7 @@ def test_the_kernel_compiles_on_ours_as_on_its_own(name, client):
     assert ours.parameter_bytes == tuple(128 if k == "nvTmaDesc" else 8 for k in kinds)
     assert ours.threads == made.kernel.threads
     assert ours.code.startswith(b"\x7fELF")
+    assert ours.ptx == client.saved_ptx()[name]["ours"]
     if name != "tails":
         assert ours.ptx == theirs.ptx
         return

@@ -2,12 +2,14 @@
 
 It is looked for in the environment, else in `.tilelang/site` (docs/cpasync_tilelang.md says how to
 put it there). `python -m tests.cpasync.tilelang_client` writes what it generates to
-`generated.json`; with a folder it also compiles every kernel into it, for a GPU machine.
+`generated.json`; with a folder it also compiles every kernel into it, for a GPU machine, and their
+PTX into `generated_ptx.json.gz`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import importlib
 import importlib.util
 import json
@@ -22,6 +24,7 @@ from tileloom.cpasync.tilelang_kernel import GeneratedKernel
 
 FOLDER = ROOT / ".tilelang" / "site"
 SAVED = Path(__file__).with_name("generated.json")
+PLAYED = Path(__file__).with_name("generated_ptx.json.gz")
 NAMESPACES = {"ours": "tileloom.cpasync.tilelang", "theirs": "tilelang.contrib.cutedsl"}
 TYPES = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "int32": "*i32"}
 
@@ -207,6 +210,7 @@ def generate(name: str) -> Generated:
 def compile_all(folder: Path) -> None:
     """Write every kernel, compiled with our functions and with TileLang's, as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
+    texts = {}
     for name, made in saved().items():
         found = {}
         for whose, namespace in NAMESPACES.items():
@@ -215,6 +219,15 @@ def compile_all(folder: Path) -> None:
             cubin = dataclasses.asdict(made.kernel.compile(made.arch, namespace=namespace))
             found[whose] = cubin | {"code": b64encode(cubin["code"]).decode()}
         (folder / f"{name}.json").write_text(json.dumps(found))
+        texts[name] = {whose: cubin["ptx"] for whose, cubin in found.items()}
+        if texts[name]["ours"] == texts[name].get("theirs"):
+            del texts[name]["theirs"]
+    PLAYED.write_bytes(gzip.compress(json.dumps(texts).encode(), 9, mtime=0))
+
+
+def saved_ptx() -> dict[str, dict[str, str]]:
+    """The PTX of every kernel on our copies, and on TileLang's where that differs."""
+    return json.loads(gzip.decompress(PLAYED.read_bytes()))
 
 
 def load_cubin(folder: Path, name: str, whose: str) -> Cubin:
