@@ -185,7 +185,6 @@ def gemm_kernel(
     tiles_n: cutlass.Int32,
     slices: cutlass.Int32,
     splits: cutlass.Int32,
-    mma: cute.TiledMma,
 ):
     shared = cute.arch.get_dyn_smem(cutlass.Int8, alignment=1024)
     smem_a = cute.recast_ptr(shared, dtype=a.dtype)
@@ -220,6 +219,11 @@ def gemm_kernel(
             atom = warpgroup.make_smem_layout_atom(kind, memory.dtype)
             layout = cute.tile_to_shape(atom, extent, order=(0, 1, 2))
             swizzled.append(cute.make_tensor(cute.recast_ptr(memory, layout.inner), layout.outer))
+        operation = warpgroup.MmaF16BF16Op(
+            a.dtype, cutlass.Float32, (64, TILE_N, 16), warpgroup.OperandSource.SMEM,
+            OperandMajorMode.K, OperandMajorMode.K,
+        )  # fmt: skip
+        mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
         multiply_tiles(mma, c, swizzled, buffers, full, empty, shape, splits)
         if thread % 128 == 0:
             cpasync.tma_store_wait(0)
@@ -250,13 +254,8 @@ def launch(
     map_c = tensor_map(c, m, n, cutlass.Int64(n), (64, ROW_BYTES * 8 // c.dtype.width))
     tiles_m, tiles_n = cute.ceil_div(m, TILE_M), cute.ceil_div(n, TILE_N)
     slices = cute.ceil_div(k, TILE_K)
-    operation = warpgroup.MmaF16BF16Op(
-        a.dtype, cutlass.Float32, (64, TILE_N, 16), warpgroup.OperandSource.SMEM,
-        OperandMajorMode.K, OperandMajorMode.K,
-    )  # fmt: skip
-    mma = cute.make_tiled_mma(cute.make_mma_atom(operation))
     grid = cutlass.min(tiles_m * tiles_n * splits, blocks)
-    gemm_kernel(map_a, map_b, map_c, tiles_m, tiles_n, slices, splits, mma).launch(
+    gemm_kernel(map_a, map_b, map_c, tiles_m, tiles_n, slices, splits).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), smem=SHARED_BYTES
     )
 

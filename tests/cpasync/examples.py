@@ -13,12 +13,10 @@ NAMES = ("axpby", "tma_copy", "gemm", "split_k_gemm")
 
 
 def load(name):
-    """One of the examples; their folder is on the path only while they are imported."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
+    """One of the examples; their folder comes last on the path."""
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    return importlib.import_module(name)
 
 
 @functools.lru_cache

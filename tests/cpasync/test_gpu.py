@@ -1,67 +1,60 @@
-"""On a Hopper GPU: what the copies do to memory, long waits, and the examples on real sizes."""
+"""On a Hopper GPU: what the copies do to memory, long waits, and the examples on real sizes.
+
+The kernels are binaries, compiled on the spot where the CuTe DSL is. For a GPU machine without it,
+`python -m tests.cpasync.gpu_cubins` writes them to `.cute-cubins`; carry that folder along.
+"""
 
 from __future__ import annotations
-
-import importlib
 
 import numpy as np
 import pytest
 import torch
 
-from tests.cpasync import examples
-from tests.cpasync.test_probes import (
-    BOXES,
-    COPIES,
-    REDUCTIONS,
-    SWIZZLES,
-    box_probe,
-    copy_arguments,
-    copy_case,
-)
-from tests.cpasync.test_probes import compiled as compile_probe
+from tests.cpasync import examples, gpu_cubins
+from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES, copy_case
 from tileloom.testing import assert_accurate
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
-def probes(kernels):
+def device():
     if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("the probes are compiled for sm_90a")
-    return importlib.import_module("tests.cpasync.probes")
-
-
-@pytest.fixture(scope="module")
-def device(probes):
+        pytest.skip("the kernels are compiled for sm_90a")
     return torch.device("cuda")
 
 
-def on_device(array, device):
-    """The bytes of an array on the GPU, whatever its type."""
-    return torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).to(device)
+@pytest.fixture(scope="module")
+def binaries(device):
+    """Binaries by name: from the folder, else compiled."""
+    made = {}
+
+    def binary(name):
+        if name not in made:
+            made[name] = gpu_cubins.find(name)
+        if made[name] is None:
+            pytest.skip("neither .cute-cubins nor the CuTe DSL is here: see the top of this file")
+        return made[name]
+
+    return binary
 
 
-def launched(made, probes, *arguments):
-    """Call a probe with pointers of given types to tensors, and other arguments as they are."""
-    values = [probes.memory(a[0], a[1].data_ptr()) if isinstance(a, list) else a for a in arguments]
-    made(*values)
+def run(binary, matrices, *arguments):
+    binary.prepare(1, matrices, *arguments)()
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize(("size", "how"), COPIES)
-def test_cp_async(probes, device, size, how):
-    import cutlass
+def on_device(array, device):
+    """An array's bytes on the GPU, whatever its type."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).to(device)
 
-    made, _ = compile_probe(probes.copy_probe, *copy_arguments(probes), size, how)
+
+@pytest.mark.parametrize(("size", "how"), COPIES)
+def test_cp_async(binaries, device, size, how):
     source, sizes, expected = copy_case(size, how)
     out = torch.zeros(128 * 16, dtype=torch.uint8, device=device)
-    launched(
-        made,
-        probes,
-        [cutlass.Float32, on_device(source, device)],
-        [cutlass.Float32, out],
-        [cutlass.Int32, on_device(sizes, device)],
-    )
+    tensors = on_device(source, device), out, on_device(sizes, device)
+    run(binaries(f"probe-copy-{size}-{how}"), (), *tensors)
     np.testing.assert_array_equal(out.cpu().numpy().reshape(128, 16), expected)
 
 
@@ -77,18 +70,15 @@ def box_of(values, box, crd):
 
 @pytest.mark.parametrize("swizzle", SWIZZLES)
 @pytest.mark.parametrize("name", BOXES)
-def test_boxes(probes, device, name, swizzle):
-    import cutlass
-
-    shape, box, crd = BOXES[name]
-    box = (*box[:-1], min(box[-1], SWIZZLES[swizzle]))
-    made, _ = box_probe(probes, "Float16", shape, box, crd, swizzle)
+def test_boxes(binaries, device, name, swizzle):
+    shape, _, crd = BOXES[name]
+    binary = binaries(f"probe-box-{name}-{swizzle}")
+    box = binary.boxes[0]
     values = np.random.default_rng(1).standard_normal(shape).astype(np.float16)
-    out = torch.full((int(np.prod(box)) * 2,), 0xFF, dtype=torch.uint8, device=device)
-    pointers = [[cutlass.Float16, on_device(values, device)], [cutlass.Float16, out]]
-    launched(made, probes, *pointers, tuple(reversed(crd)))
-    stored = out.cpu().numpy().view(np.float16).reshape(box)
-    np.testing.assert_array_equal(stored, box_of(values, box, crd))
+    source = torch.from_numpy(values).to(device)
+    out = torch.full(box, torch.nan, dtype=torch.float16, device=device)
+    run(binary, (source, out), *reversed(crd))
+    np.testing.assert_array_equal(out.cpu().numpy(), box_of(values, box, crd))
 
 
 def reduced(op, old, new):
@@ -101,74 +91,64 @@ def reduced(op, old, new):
 
 
 @pytest.mark.parametrize(("dtype", "op"), REDUCTIONS)
-def test_reductions(probes, device, dtype, op):
-    import cutlass
-
-    made, _ = box_probe(probes, dtype, (16, 16), (8, 16), (0, 0), op=op)
-    rng = np.random.default_rng(2)
-    # Small whole numbers, exact in every type; bfloat16 is the upper half of a float32.
-    source, target = rng.integers(1, 100, (2, 16, 16))
+def test_reductions(binaries, device, dtype, op):
+    # Small whole numbers: exact in every type.
+    source, target = np.random.default_rng(2).integers(1, 100, (2, 16, 16))
     target = target[:8]
-    kind = {"BFloat16": "Float32"}.get(dtype, dtype).lower()
-    before, after = (a.astype(kind) for a in (target, reduced(op, target, source[:8])))
-    arrays = [source.astype(kind), before]
-    if dtype == "BFloat16":
-        arrays = [(a.view(np.uint32) >> 16).astype(np.uint16) for a in arrays]
-        after = (after.view(np.uint32) >> 16).astype(np.uint16)
-    tensors = [on_device(a, device) for a in arrays]
-    pointers = [[getattr(cutlass, dtype), tensor] for tensor in tensors]
-    launched(made, probes, *pointers, (0, 0))
-    np.testing.assert_array_equal(
-        tensors[1].cpu().numpy().view(after.dtype).reshape(8, 16), after.reshape(8, 16)
-    )
+    kind = getattr(torch, dtype.lower())
+    tensors = [torch.from_numpy(a).to(kind).to(device) for a in (source, target)]
+    run(binaries(f"probe-reduce-{dtype}-{op}"), tensors, 0, 0)
+    after = tensors[1].cpu().to(torch.int64).numpy()
+    np.testing.assert_array_equal(after, reduced(op, target, source[:8]))
 
 
-def test_wait_of_40_ms_with_tries_of_a_microsecond(probes, device):
-    import cutlass
-
-    made, _ = compile_probe(probes.wait_probe, probes.memory(cutlass.Int32), cutlass.Int32(1))
+def test_wait_of_40_ms_with_tries_of_a_microsecond(binaries, device):
     out = torch.full((1,), -1, dtype=torch.int32, device=device)
-    launched(made, probes, [cutlass.Int32, out], 40_000_000)
+    run(binaries("probe-wait"), (), out, 40_000_000)
     assert out.item() == 1
 
 
+@pytest.mark.parametrize("kind", ["16-cg", "16-ca", "8-ca", "4-ca"])
 @pytest.mark.parametrize("n", [1, 3, 4, 1025, 3_000_001])
-def test_axpby(device, n):
-    example = examples.load("axpby")
-    x, y = torch.randn(2, n).to(device).unbind()
-    x, y = x.clone(), y.clone()  # at an aligned address each
-    z = example.axpby(example.build()[0], 2.0, x, -0.5, y)
+def test_axpby(binaries, device, n, kind):
+    x, y = (torch.randn(n, device=device) for _ in range(2))
+    z = torch.full_like(x, torch.nan)
+    prepare = examples.load("cubins").prepare_axpby
+    prepare(binaries(f"axpby-{kind}"), 2.0, x, -0.5, y, z)()
     assert_accurate(z, 2 * x.double() - 0.5 * y.double(), 2 * x - 0.5 * y)
 
 
+@pytest.mark.parametrize("kind", ["32x512-6-read", "64x256-4-full", "128x128-6-read"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (33, 264), (1000, 3000), (4096, 8192)])
-def test_tma_copy_is_read_by_another_kernel(device, rows, columns):
-    example = examples.load("tma_copy")
+def test_tma_copy_is_read_by_another_kernel(binaries, device, rows, columns, kind):
     source = torch.randn(rows, columns, device=device).half()
     target = torch.full_like(source, torch.nan)
-    example.copy(example.build()[0], source, target)
+    examples.load("cubins").prepare_copy(binaries(f"copy-{kind}"), source, target)()
     assert torch.equal(target + 1, source + 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (100, 200, 40), (1000, 1032, 1000), (2048,) * 3])
-def test_gemm(device, shape, dtype):
-    example, (m, n, k) = examples.load("gemm"), shape
+def test_gemm(binaries, device, shape, dtype):
+    m, n, k = shape
     a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
     c = torch.full((m, n), torch.nan, dtype=dtype, device=device)
-    example.gemm(example.build(dtype)[0], a, b, c)
+    binary = binaries(f"gemm-{str(dtype).removeprefix('torch.')}")
+    examples.load("cubins").prepare_gemm(binary, a, b, c)()
     assert_accurate(c, a.double() @ b.double().T, (a.float() @ b.float().T).to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(128, 256, 65536), (100, 200, 10_000), (512, 520, 4096)])
-def test_split_k_gemm(device, shape):
-    example, (m, n, k) = examples.load("split_k_gemm"), shape
+def test_split_k_gemm(binaries, device, shape):
+    cubins, (m, n, k) = examples.load("cubins"), shape
     a, b = torch.randn(m, k, device=device).half(), torch.randn(n, k, device=device).half()
-    c = example.split_k_gemm(example.build()[0], a, b)
+    c = torch.zeros(m, n, device=device)
+    binary = binaries("split_k-float16")
+    cubins.prepare_gemm(binary, a, b, c, cubins.parts(m, n, k))()
     assert_accurate(c, a.double() @ b.double().T, a.float() @ b.float().T)
 
 
 @pytest.mark.parametrize("name", examples.NAMES)
-def test_example_runs_and_reports(probes, name, capsys):
+def test_example_runs_through_the_dsl(device, kernels, name, capsys):
     examples.load(name).main()
     assert "not run" not in capsys.readouterr().out

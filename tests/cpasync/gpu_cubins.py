@@ -1,0 +1,100 @@
+"""The kernels of test_gpu.py as binaries: the examples', and the probes'.
+
+`python -m tests.cpasync.gpu_cubins` compiles them all into `.cute-cubins`, with no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tests.cpasync import examples
+from tests.cpasync.conftest import find_cute
+from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES
+from tests.house import ROOT
+
+FOLDER = ROOT / ".cute-cubins"
+
+
+def _copy(size, how):
+    import cutlass
+
+    from tests.cpasync import probes
+
+    kinds = cutlass.Float32, cutlass.Float32, cutlass.Int32
+    arguments = [probes.memory(kind) for kind in kinds]
+    return _binary(probes.copy_probe, [*arguments, size, how], ("*fp32", "*fp32", "*i32"))
+
+
+def _box(dtype, shape, box, crd, swizzle="none", op=None):
+    import cutlass
+
+    from tests.cpasync import probes
+
+    pointer = probes.memory(getattr(cutlass, dtype))
+    coordinates = tuple(cutlass.Int32(c) for c in reversed(crd))
+    arguments = [pointer, pointer, coordinates, shape, box, swizzle, op]
+    types = ("nvTmaDesc",) * 2 + ("i32",) * len(crd)
+    name = "none" if swizzle == "none" else swizzle[1:].upper()
+    return _binary(probes.box_probe, arguments, types, boxes=(box, box), swizzle=name)
+
+
+def _wait():
+    import cutlass
+
+    from tests.cpasync import probes
+
+    arguments = [probes.memory(cutlass.Int32), cutlass.Int32(1)]
+    return _binary(probes.wait_probe, arguments, ("*i32", "i32"))
+
+
+def _binary(function, arguments, types, **known):
+    from tileloom.cpasync.cubin import compile_cubin
+
+    cubin = compile_cubin(function, *arguments, arch="sm_90a")
+    return examples.load("cubins").Binary(cubin, types, **known)
+
+
+def _swizzled(name, swizzle):
+    shape, box, crd = BOXES[name]
+    return "Float16", shape, (*box[:-1], min(box[-1], SWIZZLES[swizzle])), crd, swizzle
+
+
+PROBES = {
+    **{f"probe-copy-{size}-{how}": (_copy, size, how) for size, how in COPIES},
+    **{
+        f"probe-box-{name}-{swizzle}": (_box, *_swizzled(name, swizzle))
+        for name in BOXES
+        for swizzle in SWIZZLES
+    },
+    **{
+        f"probe-reduce-{dtype}-{op}": (_box, dtype, (16, 16), (8, 16), (0, 0), "none", op)
+        for dtype, op in REDUCTIONS
+    },
+    "probe-wait": (_wait,),
+}
+
+
+def made(name):
+    """Compile one."""
+    if name in PROBES:
+        function, *arguments = PROBES[name]
+        return function(*arguments)
+    return examples.load("cubins").compile_kernel_of(name)
+
+
+def find(name):
+    """Read one from the folder, else compile it; None where neither can be done."""
+    path = FOLDER / f"{name}.json"
+    if path.exists():
+        return examples.load("cubins").Binary.load(path)
+    return made(name) if find_cute() else None
+
+
+if __name__ == "__main__":
+    assert find_cute(), "the CuTe DSL is needed: make test puts it into .cute-dsl"
+    importlib.import_module("cutlass")
+    FOLDER.mkdir(exist_ok=True)
+    names = [*PROBES, *examples.load("cubins").KERNELS]
+    for each in names:
+        made(each).save(FOLDER / f"{each}.json")
+    print(f"{len(names)} kernels in {FOLDER}")

@@ -1,0 +1,74 @@
+"""Binaries of the examples and probes: their parameters, and that files keep them whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.cpasync import examples, gpu_cubins
+from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES
+
+SAMPLE = (
+    "axpby-4-ca",
+    "copy-16x512-4-full",
+    "gemm-bfloat16",
+    "split_k-float16",
+    "probe-copy-8-keep",
+    "probe-box-3d-s64b",
+    "probe-reduce-Uint64-xor",
+    "probe-wait",
+)
+BYTES = {"nvTmaDesc": 128, "i64": 8, "i32": 4, "fp32": 4}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_parameters_fit_and_files_keep_all(kernels, name, tmp_path):
+    binary = gpu_cubins.made(name)
+    sizes = tuple(8 if kind.startswith("*") else BYTES[kind] for kind in binary.types)
+    assert binary.cubin.parameter_bytes == sizes
+    assert len(binary.boxes) == binary.types.count("nvTmaDesc")
+    binary.save(tmp_path / "kernel.json")
+    assert examples.load("cubins").Binary.load(tmp_path / "kernel.json") == binary
+
+
+def test_every_gpu_test_has_its_kernel(kernels):
+    names = set(gpu_cubins.PROBES)
+    assert names == {
+        *(f"probe-copy-{size}-{how}" for size, how in COPIES),
+        *(f"probe-box-{name}-{swizzle}" for name in BOXES for swizzle in SWIZZLES),
+        *(f"probe-reduce-{dtype}-{op}" for dtype, op in REDUCTIONS),
+        "probe-wait",
+    }
+
+
+class Launches:
+    """Takes the place of the driver: notes grids and arguments."""
+
+    def __init__(self, monkeypatch, sms):
+        self.seen = []
+        cubins = examples.load("cubins")
+        monkeypatch.setattr(cubins, "sms", lambda: sms)
+        monkeypatch.setattr(cubins.Binary, "prepare", self.note)
+
+    def note(self, blocks, matrices, *arguments):
+        self.seen.append((blocks, len(matrices), arguments))
+
+
+def test_grids_and_numbers_of_the_launches(kernels, monkeypatch):
+    """As `launch` of each example has them: tiles of 128 x 256 x 64, boxes of 32 x 256."""
+    cubins, launches = examples.load("cubins"), Launches(monkeypatch, sms=4)
+    x = torch.zeros(5000)
+    cubins.prepare_axpby(cubins.Binary(None, ()), 2.0, x, -0.5, x, x)
+    matrix = torch.zeros(100, 600)
+    copy = cubins.Binary(None, (), boxes=((32, 256), (32, 256)))
+    cubins.prepare_copy(copy, matrix, matrix)
+    gemm = cubins.Binary(None, (), boxes=((128, 64), (256, 64), (64, 32)))
+    a, b, c = torch.zeros(300, 200), torch.zeros(520, 200), torch.zeros(300, 520)
+    cubins.prepare_gemm(gemm, a, b, c, 2)
+    (first, _, numbers), copied, multiplied = launches.seen
+    assert (first, numbers[3:]) == (5, (5000, 2.0, -0.5))
+    assert copied == (8, 2, (3, 12))
+    assert multiplied == (4, 3, (3, 3, 4, 2))
+    assert cubins.parts(128, 256, 4096) == 4
+    assert cubins.parts(128, 256, 600) == 1
+    assert cubins.parts(4096, 4096, 4096) == 1
