@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import re
 
 import pytest
@@ -113,6 +114,19 @@ def launch_all(path, folder, tuned, cuda, monkeypatch):
         seen = cuda.last()
         _, warps, _, grid = expected[name][0]
         assert (list(seen.grid), seen.block, seen.stream) == (grid, (32 * warps, 1, 1), STREAM)
+
+
+@every_module
+def test_kernels_go_to_a_compile_worker_and_back(path, tmp_path):
+    for name, source in kernels_of(swapped(path.read_text())):
+        kernel = getattr(load(source, tmp_path), name)
+        kept = kernel.prepare_for_pickle()
+        there = pickle.loads(pickle.dumps(kernel))
+        there.restore_after_unpickle(None)
+        kernel.restore_after_unpickle(kept)
+        assert there.configs == kernel.configs
+        assert there.inductor_meta == kernel.inductor_meta
+        assert kernel.fn is not None
 
 
 LAUNCHED = ("scan", "own_kernel", "combo_blocks")
