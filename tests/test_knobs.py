@@ -92,3 +92,10 @@ def test_every_knob_is_whole():
         assert name == knob.name
         assert knob.variable.startswith("TILELOOM_")
         assert knob.help.endswith(".")
+
+
+def test_a_variable_that_cuda_reads(monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert knobs.environment_of_cuda("CUDA_LAUNCH_BLOCKING") == "1"
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING")
+    assert knobs.environment_of_cuda("CUDA_LAUNCH_BLOCKING") is None

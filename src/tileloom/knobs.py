@@ -171,6 +171,14 @@ def scope(values: Mapping[str, Any]) -> Generator[None]:
         _set.update(before)
 
 
+def environment_of_cuda(name: str) -> str | None:
+    """Return a variable that CUDA itself reads, such as ``"CUDA_LAUNCH_BLOCKING"``; None if unset.
+
+    What it sets is CUDA's to decide: it is no knob of tileloom's.
+    """
+    return os.environ.get(name)
+
+
 def unknown_variables() -> dict[str, str | None]:
     """Find `TILELOOM_*` variables in the environment that no knob reads.
 

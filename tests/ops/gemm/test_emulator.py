@@ -51,6 +51,20 @@ def test_the_portable_kernel(name):
     assert _reports(run) == []
 
 
+@pytest.mark.parametrize("a_flips", [False, True])
+@pytest.mark.parametrize("b_flips", [False, True])
+def test_the_portable_kernel_where_sizes_are_multiples_of_16(a_flips, b_flips):
+    """Sizes and strides then come to the kernel divided, of a residual that lies otherwise too."""
+    case = MatmulCase(48, 80, 112, a_flips=a_flips, b_flips=b_flips, has_bias=True)
+    a, b, options = case.inputs()
+    options["residual"] = torch.randn(80, 48).bfloat16().mT
+    out = torch.empty(80, 48, dtype=torch.bfloat16).mT if a_flips else None
+    with emulator.run(level="machine", sms=SMS) as run:
+        result = matmul(a, b, out=out, config=PORTABLE, **options)
+    emulated.check(result, a, b, options)
+    assert _reports(run) == []
+
+
 @pytest.mark.parametrize("strides", ["odd", "gaps", "flipped"])
 def test_the_portable_kernel_takes_any_strides(strides):
     case = MatmulCase(33, 35, 37, dtype=torch.float32, b_flips=False, has_residual=True)

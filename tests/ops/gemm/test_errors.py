@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from tileloom import errors
+from tileloom import emulator, errors
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm import async_input_matmul, matmul
+from tileloom.ops.gemm import async_input, async_input_matmul, matmul
+from tileloom.ops.gemm.async_input import check_queues
 from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import H100
@@ -120,9 +121,44 @@ def test_no_gradient_through_async_input():
         async_input_matmul(A.clone().requires_grad_(), B, FLAGS)
 
 
-def test_a_config_says_all_that_is_wrong_with_it():
-    from tileloom import emulator
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "a launch returns only when its kernel has ended"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "all streams share one queue"),
+    ],
+)
+def test_nothing_waits_for_ever_for_a_copy_that_cannot_start(monkeypatch, name, reason):
+    for other in ("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setattr(async_input, "blocked_by", async_input.blocked_by.__wrapped__)
+    check_queues("async_input_matmul")
+    monkeypatch.setenv(name, "8")
+    check_queues("async_input_matmul")
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(errors.UnsupportedError) as caught:
+        check_queues("async_input_matmul")
+    text = str(caught.value)
+    assert text.startswith(f"async_input_matmul: {name} is 1, so that {reason}")
+    assert text.endswith(f"queued before this call, or unset {name}.")
 
+
+def test_async_input_says_why_no_kernel_takes_the_tensors():
+    for a, b, reason in (
+        (NARROW, NARROW.mT, "gluon_sm90: a has a stride of 4 elements, not a multiple of 16 bytes"),
+        (torch.randn(64, 64), torch.randn(64, 64), "gluon_sm90: dtype torch.float32 is not float"),
+    ):
+        with emulator.run() as run, pytest.raises(errors.UnsupportedError) as caught:
+            async_input_matmul(a, b, FLAGS)
+        assert reason in str(caught.value)
+        assert str(caught.value).startswith(
+            "async_input_matmul: no backend takes this problem. Try: waiting for all chunks, then "
+            "tileloom.matmul."
+        )
+        assert not run.launches
+
+
+def test_a_config_says_all_that_is_wrong_with_it():
     config = GluonSm90Config(100, 256, 1, 0)
     with emulator.run(), pytest.raises(errors.ConfigError) as caught:
         matmul(NARROW, NARROW.mT, config=config)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -149,16 +152,24 @@ def test_a_counter_deals_the_tiles():
 
 
 @pytest.mark.parametrize("config", [None, GluonSm90Config(64, 128, splits=4)], ids=str)
-def test_a_graph_replays(config):
-    a, b, _ = MatmulCase(256, 512, 1024).inputs("cuda")
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_graph_replays(config, calls):
+    """Also with a call outside it between two replays: they share no workspace."""
+    a, b, _ = MatmulCase(256, 256, 256).inputs("cuda")
+    b.div_(16.0)
     matmul(a, b, config=config)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = matmul(a, b, config=config)
-    for seed in range(3):
-        a.copy_(MatmulCase(256, 512, 1024).inputs("cuda", seed)[0])
+        out = a
+        for _ in range(calls):
+            out = matmul(out, b, config=config)
+    for seed in range(100):
+        a.copy_(MatmulCase(256, 256, 256).inputs("cuda", seed % 5)[0])
         graph.replay()
-        assert torch.equal(out, matmul(a, b, config=config))
+        right = a
+        for _ in range(calls):
+            right = matmul(right, b, config=config)
+        assert torch.equal(out, right)
 
 
 def test_gradients():
@@ -240,11 +251,68 @@ def test_a_missing_chunk_ends_in_time_and_the_context_lives():
     check_signals()
 
 
-def test_the_seeds_operator_where_the_original_hangs():
-    """B1: M = 768 in two chunks has padding tiles there."""
-    a, b, _ = MatmulCase(768, 520, 520).inputs("cuda")
+SHARDS = (1, 8, 64, 100, 127, 128, 129, 520, 576, 640, 768, 1152, 1280)
+
+
+@pytest.mark.parametrize("rows", SHARDS)
+def test_the_seeds_operator_where_the_original_hangs_or_refuses(rows):
+    """B1: two chunks of 384 rows have padding tiles there; 100 rows are refused."""
+    a, b, _ = MatmulCase(2 * rows, 1032, 1032).inputs("cuda")
     flags = torch.tensor([3, 1], dtype=torch.int32, device="cuda").view(torch.uint32)
     assert torch.equal(torch.ops.tileloom.async_input_mm(a, b, flags, 1), matmul(a, b))
+
+
+@pytest.mark.parametrize("chunks", [2, 4, 8])
+def test_rows_that_are_there_are_done_while_others_are_missing(chunks):
+    """The pivot's rows of the output are read while the kernel still waits for all the others."""
+    a, b, _ = MatmulCase(256 * chunks, 1032, 520).inputs("cuda")
+    right, side, pivot = matmul(a, b), _used_stream(), chunks - 1
+    flags = torch.zeros(chunks, dtype=torch.int32, device="cuda")
+    one = torch.ones(1, dtype=torch.int32).pin_memory()
+    flags[pivot] = 1
+    early = torch.zeros(256, 1032, dtype=BF16).pin_memory()
+    done = torch.cuda.Event()
+    torch.cuda.synchronize()
+    out = async_input_matmul(a, b, flags.view(torch.uint32), chunk_pivot=pivot, timeout_s=5.0)
+    done.record()
+    time.sleep(0.025)
+    with torch.cuda.stream(side):
+        early.copy_(out[256 * pivot :], non_blocking=True)
+    side.synchronize()
+    assert not done.query()
+    assert torch.equal(early, right[256 * pivot :].cpu())
+    with torch.cuda.stream(side):
+        for chunk in range(chunks):
+            flags[chunk : chunk + 1].copy_(one, non_blocking=True)
+    torch.cuda.synchronize()
+    check_signals()
+    assert torch.equal(out, right)
+
+
+_BLOCKED = """
+import torch, pytest
+from tileloom import errors
+from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
+a = torch.randn(256, 128, device="cuda", dtype=torch.bfloat16)
+b = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
+flags = torch.ones(2, dtype=torch.int32, device="cuda").view(torch.uint32)
+with pytest.raises(errors.UnsupportedError, match="is 1, so that"):
+    async_input_matmul(a, b, flags)
+assert torch.equal(async_input_matmul(a, b, flags, timeout_s=5.0), matmul(a, b))
+async_input_matmul(a, b, flags, epoch=2, timeout_s=0.05)
+torch.cuda.synchronize()
+with pytest.raises(errors.SignalTimeoutError):
+    check_signals()
+"""
+
+
+@pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"])
+def test_an_environment_in_which_later_copies_cannot_start(name):
+    done = subprocess.run(
+        [sys.executable, "-c", _BLOCKED], env={**os.environ, name: "1"}, timeout=120, check=False,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_flags_written_by_the_stream_and_by_the_host():

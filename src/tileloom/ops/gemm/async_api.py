@@ -73,7 +73,8 @@ def async_input_matmul(
         OptionError: If the pivot, the epoch or the time is out of range.
         UnknownOptionError: If there is no such option.
         GradientError: If a gradient is asked for.
-        UnsupportedError: If the GPU is no Hopper or the tensors do not suit its TMA unit.
+        UnsupportedError: If the GPU is no Hopper or the tensors do not suit its TMA unit; without
+            a time-out also where `CUDA_LAUNCH_BLOCKING` or `CUDA_DEVICE_MAX_CONNECTIONS` is 1.
         SignalTimeoutError: On the CPU at once; on a GPU from the next call of tileloom, or from
             `tileloom.check_signals()`, once the kernel has ended.
 

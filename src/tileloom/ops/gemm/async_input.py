@@ -6,12 +6,14 @@ them, tile by tile; on the CPU the reference waits here.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from tileloom import knobs
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
 from tileloom.launch.layout import Layout
 from tileloom.ops import _op
@@ -166,6 +168,34 @@ def _reference_launch(
     return launch
 
 
+_BLOCKED_BY = {
+    "CUDA_LAUNCH_BLOCKING": "a launch returns only when its kernel has ended",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "all streams share one queue, and a copy stands behind the "
+    "kernel that waits for it",
+}
+
+
+@functools.cache
+def blocked_by() -> str | None:
+    """Name what in CUDA's environment, read once as CUDA does, lets no later copy start."""
+    return next((name for name in _BLOCKED_BY if knobs.environment_of_cuda(name) == "1"), None)
+
+
+def check_queues(op: str) -> None:
+    """Refuse to wait for ever where a copy that is queued later cannot start.
+
+    Raises:
+        UnsupportedError: If CUDA's environment says so.
+    """
+    name = blocked_by()
+    if name is not None:
+        raise UnsupportedError(
+            f"{op}: {name} is 1, so that {_BLOCKED_BY[name]}; chunks that are queued after this "
+            "call would never arrive, and it would wait for ever. Try: timeout_s=10 and everything "
+            f"that brings rows queued before this call, or unset {name}."
+        )
+
+
 def _is_there(flags: Tensor, chunk: int, epoch: int, *, any_value: bool) -> bool:
     flag = int(flags[chunk])
     return flag != 0 if any_value else is_signalled(flag, epoch)
@@ -199,6 +229,8 @@ def run(
                     any_value=any_value)  # fmt: skip
     if _op.is_watched():
         _op.announce(plan.choice)
+    if timeout_us < 0 and a.is_cuda:
+        check_queues("async_input_mm" if any_value else "async_input_matmul")
     signed = (epoch + 2**31) % 2**32 - 2**31
     given = (
         a.unsqueeze(0), b.unsqueeze(0), bias,
