@@ -35,6 +35,12 @@ def _launch(gmem: cute.Pointer, desc: cute.Pointer, n: cutlass.Int32, body: cutl
     _kernel(gmem, desc, n, body).launch(grid=(1, 1, 1), block=(128, 1, 1))
 
 
+@cute.jit
+def launch_of(kernel: cutlass.Constexpr, source: cute.Pointer, count: cutlass.Int32):
+    """Launch a kernel of a pointer and a number."""
+    kernel(source, count).launch(grid=(1, 1, 1), block=(128, 1, 1))
+
+
 def module_of(body, arch: str, options: str = "") -> str:
     """Compile a kernel with this body: the PTX of its module."""
     gmem = make_ptr(cutlass.Float32, 1 << 20, cute.AddressSpace.gmem, assumed_align=1024)

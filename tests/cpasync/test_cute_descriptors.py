@@ -39,6 +39,17 @@ def test_descriptor_of_every_form(forms, kernels, form, arch):
     ]
 
 
+def test_pointer_to_the_descriptor_of_an_atom(forms):
+    found = []
+
+    def body(a):
+        pointer = cpasync.extract_tensormap_ptr(a.desc)
+        found.append((pointer.alignment, pointer.memspace.name, pointer.dtype.width))
+
+    compiled(forms.with_atom, *forms.arguments("atom"), body)
+    assert found == [(64, "generic", 64)]
+
+
 def test_pointer_into_global_memory_with_one_coordinate_in_a_tuple(forms, kernels):
     def body(a):
         cpasync.tma_store(a.desc, a.smem, (5,))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tileloom import cpasync
+from tileloom.errors import UnsupportedError
 
 FAMILIES = ("cp.", "mbarrier.", "fence.", "prefetch.", "mapa.")
 AMPERE, HOPPER, BLACKWELL = ("sm_80", "sm_90a", "sm_100a"), ("sm_90a", "sm_100a"), ("sm_100a",)
@@ -359,6 +360,18 @@ def short(mask):
 def test_instruction_and_operands(kernels, name, arch):
     ptx = kernels.ptx_of(CASES[name].call, arch)
     assert kernels.instructions(ptx, *FAMILIES) == CASES[name].expected
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100f", "sm_103a", "sm_120a"])
+@pytest.mark.parametrize("name", CASES)
+def test_further_architectures(kernels, name, arch):
+    case = CASES[name]
+    if case.archs == BLACKWELL and arch in ("sm_90", "sm_120a"):
+        with pytest.raises(UnsupportedError, match="which has no pairs of CTAs"):
+            kernels.ptx_of(case.call, arch)
+        return
+    assert kernels.instructions(kernels.ptx_of(case.call, arch), *FAMILIES) == case.expected
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -106,3 +107,18 @@ def test_extra_does_not_pull_tvm_ffi(kernels):
         others = {name for name in seen if not name.startswith("nvidia-cutlass-dsl")}
         known = {"cuda-bindings", "cuda-pathfinder", "protobuf", "typing-extensions"}
         assert others == known
+
+
+def test_kernel_of_the_page(kernels, tmp_path, monkeypatch):
+    """The DSL reads a kernel's source, so the example becomes a file."""
+    import cutlass
+
+    from tests.cpasync import probes, test_probes
+
+    page = (ROOT / "docs" / "cpasync.md").read_text()
+    (tmp_path / "page_example.py").write_text(page.split("```py\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kernel = importlib.import_module("page_example").kernel
+    arguments = kernel, probes.memory(cutlass.Float32), cutlass.Int32(1)
+    _, ptx = test_probes.compiled(kernels.launch_of, *arguments, arch="sm_80")
+    assert ptx.count("cp.async.cg.shared.global") == 1
