@@ -253,6 +253,18 @@ WRONG = {
         "tuning: the list of configs of pointwise is empty; it needs at least one. Try: "
         "configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out.",
     ),
+    "a config with other names": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, configs=[{"BLOCK": 64}])(plain_kernel),
+        OptionError,
+        "tuning: the config BLOCK: 64, num_warps: 4, num_stages: 3 sets BLOCK; configs of "
+        "'plain_kernel' set XBLOCK, and may set XBLOCK. Try: these names.",
+    ),
+    "a config without a block": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, configs=[Config({})])(plain_kernel),
+        OptionError,
+        "tuning: the config num_warps: 4, num_stages: 3 does not set XBLOCK; configs of "
+        "'plain_kernel' set XBLOCK, and may set XBLOCK. Try: these names.",
+    ),
     "an unknown dimension": (
         lambda: tuning.reduction(sizes={"rows": "n"}),
         OptionError,

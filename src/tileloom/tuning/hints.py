@@ -180,7 +180,7 @@ class Facts:
         found["max_autotune"] = any(meta.get(n) for n in ("max_autotune", "max_autotune_pointwise"))
         found["deterministic"] = any(meta.get(name) for name in _DETERMINISTIC)
         found["native_matmul"] = bool(compiled.get("native_matmul"))
-        found["num_dynamic"] = sum("ks" in name for name in compiled.get("signature", ()))
+        found["num_dynamic"] = sum(n.startswith("ks") for n in compiled.get("signature", ()))
         if "autotune_hints" in found:
             found["autotune_hints"] = members(AutotuneHint, found["autotune_hints"])
         device = compiled.get("device")

@@ -279,18 +279,27 @@ class TunedKernel:
                 "must name the size of x. Try: sizes=dict(x='rows', r='cols')."
             )
         constant = {p.name for p in self._parameters if p.is_constexpr}
-        needed = set() if self._given else self._needed(dims)
+        needed = self._needed(dims)
         if missing := sorted(needed - constant):
             raise OptionError(
                 f"tuning: '{self.__name__}' has no {', '.join(missing)}, which its configs set. "
                 f"Try: {missing[0]}: tl.constexpr among its parameters."
             )
+        for config in self._given or ():
+            odd = sorted(config.kwargs.keys() - constant)
+            left = sorted(needed - config.kwargs.keys())
+            if odd or left:
+                wrong = f"sets {', '.join(odd)}" if odd else f"does not set {', '.join(left)}"
+                raise OptionError(
+                    f"tuning: the config {config} {wrong}; configs of '{self.__name__}' set "
+                    f"{', '.join(sorted(needed))}, and may set {', '.join(sorted(constant))}. "
+                    "Try: these names."
+                )
 
     def _needed(self, dims: Sequence[str]) -> set[str]:
-        """Blocks without which the kernel cannot know its tile."""
-        looped = self.kind in ("reduction", "split_scan", "cooperative_reduction")
-        loops = looped and not self._facts.persistent
-        reduced = [dim for dim in self.sizes if is_reduced(dim) and loops]
+        """Blocks without which the grid, or a kernel with candidates of ours, has no tile."""
+        loops = self.kind in ("reduction", "cooperative_reduction") and not self._given
+        reduced = [d for d in self.sizes if is_reduced(d) and (loops or self.kind == "split_scan")]
         needed = {block_name(dim) for dim in [*dims, *reduced]}
         if self._facts.no_x_dim:
             needed.discard("XBLOCK")
