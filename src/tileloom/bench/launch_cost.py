@@ -244,15 +244,17 @@ def calls() -> dict[str, dict[str, Contender]]:
     device = torch.cuda.current_device()
     q, k, v = torch.randn(3, 1, 8, 128, 64, device=device, dtype=torch.bfloat16)
     x = torch.randn(16, 4096, device=device, dtype=torch.bfloat16)
+    a, b = torch.randn(2, 128, 128, device=device, dtype=torch.bfloat16)
     scope = {
-        "q": q, "k": k, "v": v, "x": x, "w": x[0].clone(), "t": tileloom,
-        "sdpa": F.scaled_dot_product_attention, "rms": F.rms_norm,
+        "q": q, "k": k, "v": v, "x": x, "w": x[0].clone(), "t": tileloom, "a": a, "b": b,
+        "mm": torch.mm, "sdpa": F.scaled_dot_product_attention, "rms": F.rms_norm,
     }  # fmt: skip
     statements = {
         "attention": ("sdpa(q, k, v)", "t.attention(q, k, v)"),
         "attention, causal": (
             "sdpa(q, k, v, is_causal=True)", "t.attention(q, k, v, is_causal=True)",
         ),
+        "matmul": ("mm(a, b)", "t.matmul(a, b)"),
         "rms_norm": ("rms(x, (4096,), w, 1e-6)", "t.rms_norm(x, w, eps=1e-6)"),
     }  # fmt: skip
     return {

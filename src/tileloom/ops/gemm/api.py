@@ -83,7 +83,7 @@ def matmul(
         key = _short_key(a, b, bias, activation, residual, out_dtype)
         plan = None if key is None else _short.get(key)
         if plan is not None:
-            out = a.new_empty(output_shape(a, b), dtype=out_dtype or a.dtype)
+            out = a.new_empty(plan.shape, dtype=out_dtype or a.dtype)
             return plan.run(a, b, bias, residual, out)
     if unknown:
         raise checks.unknown_option("matmul", next(iter(unknown)), _OPTIONS)

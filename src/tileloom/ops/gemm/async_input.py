@@ -159,9 +159,9 @@ def _reference_launch(
                     raise late(a.device, chunk, int(flags[chunk]), epoch % 2**32)
                 time.sleep(1e-5)
             rows = slice(first, last)
-            part = None if residual is None else residual[:, rows]
-            out[:, rows] = matmul_reference(
-                a[:, rows], b, bias=bias, residual=part, out_dtype=out.dtype,
+            part = None if residual is None else residual[rows]
+            out[rows] = matmul_reference(
+                a[rows], b, bias=bias, residual=part, out_dtype=out.dtype,
                 activation=problem.activation or None,  # pyright: ignore[reportArgumentType]
             )  # fmt: skip
 
@@ -232,12 +232,8 @@ def run(
     if timeout_us < 0 and a.is_cuda:
         check_queues("async_input_mm" if any_value else "async_input_matmul")
     signed = (epoch + 2**31) % 2**32 - 2**31
-    given = (
-        a.unsqueeze(0), b.unsqueeze(0), bias,
-        None if residual is None else residual.unsqueeze(0), out.unsqueeze(0), signals,
-    )  # fmt: skip
     with _op.device_guard(a):
-        plan.launch(*given, signed, timeout_us)
+        plan.launch(a, b, bias, residual, out, signals, signed, timeout_us)
     return out
 
 

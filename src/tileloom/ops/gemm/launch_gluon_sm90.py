@@ -127,8 +127,8 @@ def bind_matmul(
         out: `[l, m, n]`.
 
     Returns:
-        `launch(a, b, bias, residual, out)`, which writes `out`, for tensors of the same shapes,
-        strides, types and alignments.
+        `launch(a, b, bias, residual, out)`, which writes `out`, for tensors that lie like these and
+        have the same types and alignments; a dimension of size 1 may be missing.
     """
     params = params_of(problem, config)
     counts = config.consumers * params.blocks_per_problem // config.splits

@@ -26,11 +26,14 @@ class Plan:
     Attributes:
         choice: The decision.
         slower_than: The backend that would be more than 20 % faster, if it refused.
-        launch: `launch(a, b, bias, residual, out)` on tensors of three dimensions.
+        shape: Of the output.
+        launch: `launch(a, b, bias, residual, out)`, tensors as the caller has them: a kernel takes
+            their addresses, all else is bound.
     """
 
     choice: Choice
     slower_than: str | None
+    shape: tuple[int, ...]
     launch: Callable[..., None]
 
     def run(
@@ -39,12 +42,11 @@ class Plan:
         """Write `out` and return it; tensors have the public shapes, and `out` lies as planned."""
         if self.slower_than is not None or _op.is_watched():
             _op.announce(self.choice, slower_than=self.slower_than)
-        parts = as_batches(a, b, residual, out)
         if out.is_cuda and torch._C._cuda_getDevice() != out.get_device():
             with torch.cuda.device(out.device):
-                self.launch(parts[0], parts[1], bias, parts[2], parts[3])
+                self.launch(a, b, bias, residual, out)
         else:
-            self.launch(parts[0], parts[1], bias, parts[2], parts[3])
+            self.launch(a, b, bias, residual, out)
         return out
 
 
@@ -140,7 +142,7 @@ def plan_of(
     target = target_of(a)
     choice = choose(problem, target, decode(config))
     launch = _bind(choice, problem, parts[0], parts[1], bias, parts[2], parts[3])
-    plan = Plan(choice, outpaced_by(choice, problem, target), launch)
+    plan = Plan(choice, outpaced_by(choice, problem, target), tuple(out.shape), launch)
     return plans.put(key, plan) if a.is_cuda else plan
 
 
@@ -172,6 +174,7 @@ def _bind(
     def launch(
         a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor
     ) -> None:
+        a, b, residual, out = as_batches(a, b, residual, out)
         with torch.autocast(a.device.type, enabled=False):
             out.copy_(
                 matmul_reference(
