@@ -273,6 +273,14 @@ ASSERTED = {
         lambda a: cpasync.mbarrier_wait(a.mbar, a.n),
         {"mbarrier_wait: phase is neither 0 nor 1"},
     ),
+    "never-read": (
+        lambda a: cpasync.cp_async_gs_conditional(16, a.smem, a.gmem + a.n, False),
+        set(),
+    ),
+    "read-by-some": (
+        lambda a: cpasync.cp_async_gs_conditional(16, a.smem, a.gmem + a.n, a.n < 9),
+        {"cp_async_gs_conditional: src is not a multiple of 16 bytes"},
+    ),
     "all-known": (lambda a: cpasync.cp_async_gs(16, a.smem + 4, a.gmem + 8), set()),
 }
 

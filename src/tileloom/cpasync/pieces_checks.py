@@ -90,7 +90,7 @@ def constant_offset(pointer):
     return offset, getattr(value.type, "alignment", 1)
 
 
-def pointer_of(function, argument, given, space, alignment):
+def pointer_of(function, argument, given, space, alignment, unless=False):
     """Take the pointer of an argument and check what is known of its address.
 
     Args:
@@ -100,6 +100,7 @@ def pointer_of(function, argument, given, space, alignment):
         space: ``"gmem"``, ``"smem"``, ``"barrier"`` for shared memory of this block only, or
             ``"descriptor"``.
         alignment: Bytes that the address must be a multiple of.
+        unless: Where this run-time boolean holds, nothing lies at the address and it may be any.
 
     Returns:
         The pointer.
@@ -132,8 +133,9 @@ def pointer_of(function, argument, given, space, alignment):
             f"{function}: {argument} is {where}, no multiple of {alignment}. "
             f"Try: an offset of a multiple of {alignment} bytes."
         )
+    aligned = pointer.toint() & (alignment - 1) == 0
     assert_at_run_time(
-        pointer.toint() & (alignment - 1) == 0,
+        cutlass.Boolean(aligned) | cutlass.Boolean(unless),
         f"{function}: {argument} is not a multiple of {alignment} bytes",
     )
     return pointer

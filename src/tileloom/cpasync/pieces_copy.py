@@ -55,10 +55,10 @@ def _modifier(size):
     return "cg" if size == 16 else "ca"
 
 
-def _pointers(function, dst, src, size):
+def _pointers(function, dst, src, size, unread=False):
     return (
         pointer_of(function, "dst", dst, "smem", size),
-        pointer_of(function, "src", src, "gmem", size),
+        pointer_of(function, "src", src, "gmem", size, unless=unread),
     )
 
 
@@ -89,9 +89,11 @@ def cp_async_shared_global(dst, src, cp_size, modifier, *, src_size=None, loc=No
     name = "cp_async_shared_global"
     size = _check_size(name, "cp_size", cp_size)
     modifier = _check_modifier(name, modifier, size)
-    dst, src = _pointers(name, dst, src, size)
+    unread = False
     if src_size is not None:
         src_size = _check_src_size(name, src_size, size)
+        unread = src_size == 0
+    dst, src = _pointers(name, dst, src, size, unread)
     prims.cp_async_shared_global(dst, src, size, modifier, cp_size=src_size, loc=loc, ip=ip)
 
 
@@ -149,7 +151,8 @@ def cp_async_gs_conditional(size, dst, src, cond, *, zero_fill=True):
     """
     name = "cp_async_gs_conditional"
     size = _check_size(name, "size", size)
-    dst, src = _pointers(name, dst, src, size)
+    unread = not cond if isinstance(cond, bool) else cutlass.Boolean(cond) == False  # noqa: E712
+    dst, src = _pointers(name, dst, src, size, unread)
     if not zero_fill:
         _copy_where(size, dst, src, cond)
         return
