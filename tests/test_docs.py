@@ -111,6 +111,8 @@ DOCTESTS = (
     "tileloom.ops.attention.api",
     "tileloom.ops.rowwise.cross_entropy.api",
     "tileloom.ops.rowwise.softmax.api",
+    "tileloom.tuning.grids",
+    "tileloom.tuning.heuristics_lists",
 )
 
 

@@ -206,12 +206,9 @@ def test_a_launch_that_is_known_asks_nothing(monkeypatch):
     monkeypatch.setattr(kernel, "_in_order", lambda *given: asked.append(given))
     kernel(y, 64, 2.0, SQUARED=True)
     assert not asked
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(TypeError):  # it asks again
-            kernel(y, 64, 2.0, SQUARED=True)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with pytest.raises(TypeError):  # it asks again
+        kernel(y, 64, 2.0, SQUARED=True)
     assert asked
 
 

@@ -188,8 +188,8 @@ def match_target_block_product(
     """Share a block out among dimensions in proportion to their scores.
 
     The dimension whose score is highest doubles and its score is halved, until the product is
-    reached or no dimension can grow. A dimension of score 0 keeps block 1 while any other can
-    grow; scores that are all 0 count as equal.
+    reached or no dimension can grow. A dimension of score 0 keeps block 1; scores that are all 0
+    count as equal.
 
     Args:
         size_hints: Size of each dimension, powers of two.
@@ -204,6 +204,7 @@ def match_target_block_product(
     if not any(scores.values()):
         scores, min_block_size = dict.fromkeys(scores, 1.0), 1
     blocks = {dim: min_block_size if score else 1 for dim, score in scores.items()}
+    scores = {dim: score for dim, score in scores.items() if score}
     while scores and math.prod(blocks.values()) < target_block_product:
         dim = max(scores, key=lambda name: scores[name])
         if blocks[dim] >= min(MAX_BLOCK[dim], size_hints[dim]):
