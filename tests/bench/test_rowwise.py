@@ -84,6 +84,25 @@ def test_a_cell_has_numbers_for_those_that_are_right_and_reasons_for_the_others(
     assert failed.reason == "ValueError: no"
 
 
+def test_results_are_judged_again_after_the_timed_calls():
+    timer, case = FakeTimer(), RowwiseCase("c", "softmax", 64, 50, "forward", "float32")
+    calls = []
+
+    def make(case):
+        def f(*inputs):
+            timer.spend(1.0)
+            calls.append(None)
+            return case.work.eager(*inputs) * (1.01 if len(calls) > 20 else 1.0)
+
+        return f
+
+    columns = [FunctionContender("tires", make)]
+    (entry,) = run_function_cell(case, columns, _session(timer)).entries
+    assert (entry.status, entry.time_ms) == ("wrong", None)
+    assert entry.reason is not None
+    assert entry.reason.startswith("right at first, wrong after the timed calls: ")
+
+
 def test_the_backward_is_judged_by_every_gradient():
     class Halved(torch.autograd.Function):
         @staticmethod
