@@ -14,12 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 from tileloom.device.barriers import (
     arrive_each_thread,
     mbarrier_allocate,
-    mbarrier_cp_async_arrive,
     named_barrier_arrive,
     named_barrier_sync,
 )
 from tileloom.device.compat import thread_barrier, tma_load, tma_store
-from tileloom.device.cp_async import cp_async
+from tileloom.device.cp_async import cp_async, mbarrier_cp_async_arrive
 from tileloom.device.fences import fence_barrier_init, fence_proxy_async
 from tileloom.device.memory import load_acquire, store_release
 from tileloom.device.tma import tma_reduce, tma_store_wait

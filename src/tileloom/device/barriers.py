@@ -44,16 +44,6 @@ def arrive_each_thread(barrier):
 
 
 @gluon.jit
-def mbarrier_cp_async_arrive(barrier):
-    """Let the cp.async of each thread so far arrive at an mbarrier, beyond the count it expects.
-
-    The count goes up by one for each thread now and down as its copies complete: it takes another
-    arrival to end the phase. `arrive_each_thread` is the form whose arrivals are expected.
-    """
-    async_copy.mbarrier_arrive(barrier, increment_count=True)
-
-
-@gluon.jit
 def mbarrier_allocate(count: gl.constexpr):
     """Allocate `count` mbarriers; `.index(i)` is one of them. They are not initialised."""
     return gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())

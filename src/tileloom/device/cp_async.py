@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from triton.experimental import gluon
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language._layouts import BlockedLayout
+from triton.experimental.gluon.language.nvidia.hopper import async_copy
 
 from tileloom.device.compat import async_copy_load
 
@@ -35,3 +37,13 @@ def cp_async(smem, pointer, mask=None, _semantic=None):
                 "contiguous dimension."
             )
     async_copy_load(smem, pointer, mask=mask, _semantic=_semantic)
+
+
+@gluon.jit
+def mbarrier_cp_async_arrive(barrier):
+    """Let the cp.async of each thread so far arrive at an mbarrier, beyond the count it expects.
+
+    The count goes up by one for each thread now and down as its copies complete: it takes another
+    arrival to end the phase. `barriers.arrive_each_thread` is the form whose arrivals are expected.
+    """
+    async_copy.mbarrier_arrive(barrier, increment_count=True)
