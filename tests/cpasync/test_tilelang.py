@@ -227,6 +227,22 @@ def test_our_launch_hands_over_grid_threads_and_parameters(name, model, monkeypa
     tensormap.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("options", "attributes"),
+    [({}, []), ({"cooperative": True}, [2]), ({"pdl": True}, [6]),
+     ({"cooperative": True, "pdl": True}, [6, 2])],
+)  # fmt: skip
+def test_launch_attributes(options, attributes):
+    """CU_LAUNCH_ATTRIBUTE_COOPERATIVE is 2, PROGRAMMATIC_STREAM_SERIALIZATION is 6."""
+    cubin = Cubin("copy_kernel", "sm_90a", b"\x7fELF", "", (8,), 128)
+    with fake_cuda.installed() as fake:
+        cubin.launcher(["*fp16"], grid=(2,), shared_bytes=0, device=0, **options)(0, 64)
+        record = fake.last()
+    found = [record.attributes[at] for at in range(0, len(record.attributes), 72)]
+    assert found == attributes
+    assert record.grid == (2, 1, 1)
+
+
 def test_wrong_arguments_of_a_launch():
     cubin = Cubin("copy_kernel", "sm_90a", b"\x7fELF", "", (8, 128), 128)
     with pytest.raises(OptionError) as caught:

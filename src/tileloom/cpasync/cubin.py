@@ -42,7 +42,14 @@ class Cubin:
     threads: int
 
     def launcher(
-        self, types: Sequence[str], *, grid: Sequence[int], shared_bytes: int, device: int
+        self,
+        types: Sequence[str],
+        *,
+        grid: Sequence[int],
+        shared_bytes: int,
+        device: int,
+        cooperative: bool = False,
+        pdl: bool = False,
     ) -> Callable[..., None]:
         """Load the kernel onto a device and prepare its launch.
 
@@ -52,6 +59,8 @@ class Cubin:
             grid: Blocks along x, y and z.
             shared_bytes: Dynamic shared memory of a block.
             device: The device's number.
+            cooperative: Whether all blocks must be resident together, as a grid barrier wants.
+            pdl: Whether the kernel may start before the one ahead of it ends.
 
         Returns:
             ``launch(stream, *arguments)``: the stream's handle, then for each parameter a tensor or
@@ -73,7 +82,7 @@ class Cubin:
         blocks = driver.normal_grid(grid, self.name)
         run = driver.packed_launch(
             function.handle, list(types), {}, grid=blocks, threads=self.threads, name=self.name,
-            device=device, shared_bytes=shared_bytes,
+            device=device, shared_bytes=shared_bytes, cooperative=cooperative, pdl=pdl,
         )  # fmt: skip
         count = len(types)
 
