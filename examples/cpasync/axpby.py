@@ -8,7 +8,7 @@ end read nothing. Bytes moved: 12 for each element, the least possible.
 
 import cutlass
 import torch
-from common import compile_kernel, counts, example_pointer, has_hopper, pointer
+from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
 from cutlass import cute
 
 from tileloom import cpasync

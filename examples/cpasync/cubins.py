@@ -98,7 +98,7 @@ def parts(m, n, k):
 def compile_axpby(size=16, modifier="cg"):
     import axpby
     import cutlass
-    from common import example_pointer
+    from cute_support import example_pointer
 
     any_of = [example_pointer(torch.float32)] * 3
     numbers = cutlass.Int64(1), cutlass.Float32(1), cutlass.Float32(1), cutlass.Int32(1)
@@ -109,7 +109,7 @@ def compile_axpby(size=16, modifier="cg"):
 def compile_copy(rows=32, row_bytes=512, stages=6, read=True):
     import cutlass
     import tma_copy
-    from common import example_pointer
+    from cute_support import example_pointer
 
     ring = tma_copy.Ring(rows, row_bytes, stages, read)
     int32, int64 = cutlass.Int32(1), cutlass.Int64(1)
@@ -123,7 +123,7 @@ def compile_copy(rows=32, row_bytes=512, stages=6, read=True):
 def compile_gemm(dtype, out_dtype):
     import cutlass
     import gemm
-    from common import example_pointer
+    from cute_support import example_pointer
 
     arguments = [example_pointer(d) for d in (dtype, dtype, out_dtype)] + [cutlass.Int32(1)] * 5
     made = compile_cubin(gemm.launch, *arguments, arch="sm_90a")

@@ -15,7 +15,7 @@ c ^ (r % 8). M, N and K may end anywhere: TMA reads zeros beyond the edges and d
 
 import cutlass
 import torch
-from common import compile_kernel, counts, example_pointer, has_hopper, pointer
+from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.experimental import cuda
@@ -233,7 +233,11 @@ def tensor_map(memory, rows, columns, stride, box):
     """A descriptor of a matrix for boxes of 128 swizzled bytes a row; coordinates (column, row)."""
     matrix = cute.make_tensor(memory, cute.make_layout((rows, columns), stride=(stride, 1)))
     return cuda.create_tensor_map_tiled_from_view(
-        matrix, box_dims=box, stride_order=(1, 0), swizzle=cuda.TensorMapSwizzle.s128b
+        matrix,
+        box_dims=box,
+        stride_order=(1, 0),
+        swizzle=cuda.TensorMapSwizzle.s128b,
+        l2_promotion=cuda.TensorMapL2Promotion.l2_128b,
     )
 
 
@@ -273,6 +277,8 @@ def gemm(compiled, a, b, c, splits=1):
     All are contiguous, their rows multiples of 16 bytes, K is not 0.
     """
     (m, k), n = a.shape, b.shape[0]
+    assert k * a.itemsize % 16 == 0, "rows of A and B are multiples of 16 bytes"
+    assert n * c.itemsize % 16 == 0, "rows of C are multiples of 16 bytes"
     sms = torch.cuda.get_device_properties(a.device).multi_processor_count
     compiled(pointer(a), pointer(b), pointer(c), m, n, k, splits, sms)
     return c

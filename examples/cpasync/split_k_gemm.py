@@ -8,7 +8,7 @@ of C may differ from run to run.
 
 import gemm
 import torch
-from common import counts, has_hopper
+from cute_support import counts, has_hopper
 
 
 def parts(m, n, k, sms):

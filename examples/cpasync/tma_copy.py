@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import cutlass
 import torch
-from common import compile_kernel, counts, example_pointer, has_hopper, pointer
+from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
 from cutlass import cute
 from cutlass.experimental import cuda
 
@@ -98,6 +98,7 @@ def launch(
             cute.make_tensor(memory, cute.make_layout((rows, columns), stride=(stride, 1))),
             box_dims=(ring.rows, width),
             stride_order=(1, 0),
+            l2_promotion=cuda.TensorMapL2Promotion.l2_128b,
         )
         for memory, stride in ((source, source_stride), (target, target_stride))
     ]
@@ -121,6 +122,7 @@ def copy(compiled, source, target, blocks_per_sm=2):
     """Copy a matrix on the default stream; its rows lie at multiples of 16 bytes."""
     sms = torch.cuda.get_device_properties(source.device).multi_processor_count
     strides = source.stride(0), target.stride(0)
+    assert all(s * source.itemsize % 16 == 0 for s in strides), "rows lie at multiples of 16 bytes"
     compiled(pointer(source), pointer(target), *source.shape, *strides, blocks_per_sm * sms)
 
 
