@@ -82,7 +82,6 @@ SUBJECTS = (
             _ATTENTION / "pieces_gluon_sm90.py",
             _ATTENTION / "pieces_step_sm90.py",
             _ATTENTION / "pieces_scores_sm90.py",
-            _SOURCE / "device" / "barriers.py",
         ),
         sms=2,
         harmless={
@@ -145,6 +144,12 @@ SUBJECTS = (
             "Triton (PTX of 3.6 to 3.8) hands its result to the others through shared memory, with "
             "a barrier of its own in between, so all of them are behind the acquire",
         },
+    ),
+    Subject(
+        "Barriers and fences",
+        (ROOT / "tests" / "cpasync" / "emulated.py",),
+        (_SOURCE / "device" / "barriers.py", _SOURCE / "device" / "fences.py"),
+        sms=2,
     ),
     Subject(
         "Flags in global memory",
