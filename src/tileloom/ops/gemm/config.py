@@ -329,8 +329,9 @@ def triton_rule(problem: MatmulProblem, target: Target) -> TritonConfig:
     """Give the portable config for a problem; found by compiling without spills, not tuned."""
     is_fused = problem.residual is not None or problem.activation != ""
     if problem.dtype == torch.float32:
-        rows = 32 if target.capability[0] == 10 else 64
-        return TritonConfig(rows, 64, 16, 8 if is_fused else 4)
+        if target.capability[0] == 10:
+            return TritonConfig(32, 64, 16, 4)
+        return TritonConfig(64, 64, 16, 8 if is_fused else 4)
     if problem.m <= 64:
         return TritonConfig(64, 64, 64, 4)
     if is_fused:
