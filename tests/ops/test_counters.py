@@ -5,6 +5,10 @@ What a stream does with them is tested on a GPU: `tests/ops/gemm/test_gpu.py`.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -15,6 +19,8 @@ class OnGpu:
     """As much of a CUDA tensor as is asked; what it makes lies on the CPU."""
 
     is_cuda = True
+    threads: ClassVar = []
+    streams: ClassVar = []
 
     def __init__(self, device=0):
         self.device = device
@@ -23,9 +29,11 @@ class OnGpu:
         return self.device
 
     def new_zeros(self, count, dtype):
+        self.threads.append((threading.current_thread(), self.streams[-1:]))
         return torch.zeros(count, dtype=dtype)
 
     def new_empty(self, count, dtype):
+        self.threads.append((threading.current_thread(), self.streams[-1:]))
         return torch.empty(count, dtype=dtype)
 
 
@@ -37,8 +45,18 @@ def gpu(monkeypatch):
     monkeypatch.setattr(
         torch._C, "_cuda_getCurrentRawStream", lambda device: state["stream"], raising=False
     )
-    for name in ("_zeros", "_rooms"):
+    for name in ("_zeros", "_rooms", "_free"):
         monkeypatch.setattr(counters, name, {})
+
+    @contextlib.contextmanager
+    def on(stream):
+        OnGpu.streams.append(stream)
+        yield
+        OnGpu.streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: f"stream {state['stream']}")
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    OnGpu.threads.clear()
     return state
 
 
@@ -77,6 +95,36 @@ def test_a_graph_that_is_captured_gets_its_own(gpu, get, count, dtype):
     assert get(OnGpu(), count) is not captured
     gpu["capturing"] = False
     assert get(OnGpu(), count) is kept
+
+
+@pytest.mark.parametrize(
+    "get",
+    [
+        counters.zero_counter,
+        lambda like: counters.split_counters(like, 5000),
+        lambda like: counters.workspace(like, 10),
+    ],
+)
+def test_what_is_kept_comes_from_no_pool_of_the_callers_thread(gpu, get):
+    """A pool that allocations go to is a thread's; the stream is the caller's."""
+    get(OnGpu())
+    get(OnGpu())
+    ((thread, streams),) = OnGpu.threads
+    assert thread is not threading.current_thread()
+    assert streams == ["stream 7"]
+    gpu["capturing"] = True
+    get(OnGpu())
+    assert OnGpu.threads[-1] == (threading.current_thread(), [])
+
+
+def test_an_allocation_that_fails_fails_where_it_was_asked_for(gpu):
+    class Full(OnGpu):
+        def new_empty(self, count, dtype):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        counters.workspace(Full(), 10)
+    assert not counters._rooms
 
 
 def test_counters_are_zero_and_a_large_workspace_is_not_kept(gpu):

@@ -8,9 +8,17 @@ it again whenever it is replayed.
 Counters that a kernel leaves at zero, and a workspace that nobody reads after it, are kept, one for
 each device and stream: launches on one stream follow each other. While a CUDA graph is captured
 both come from its own pool, which lives as long as the graph.
+
+What is kept never comes from a pool that the caller's allocations go to at the moment
+(`torch.cuda.use_mem_pool`; the warm-up runs of `torch.compile(mode="reduce-overhead")`, whose pool
+is set back to an earlier state with what was kept in it): such a pool is a thread's, and what is
+kept is allocated in a thread of its own.
 """
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable
 
 import torch
 
@@ -39,6 +47,26 @@ class Counter:
         return self._address
 
 
+def _outside_pools(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Allocate on the current device and stream, from no pool of this thread's."""
+    found: list[torch.Tensor | BaseException] = []
+    stream = torch.cuda.current_stream()
+
+    def work() -> None:
+        try:
+            with torch.cuda.stream(stream):
+                found.append(make())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work, name="tileloom-kept-memory")
+    thread.start()
+    thread.join()
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
 _free: dict[tuple[int, int], list[Counter]] = {}
 
 
@@ -58,7 +86,7 @@ def zero_counter(like: torch.Tensor) -> torch.Tensor | Counter:
     try:
         return _free[key].pop()
     except (KeyError, IndexError):
-        pool = like.new_zeros(_AT_ONCE * _STEP, dtype=torch.int32)
+        pool = _outside_pools(lambda: like.new_zeros(_AT_ONCE * _STEP, dtype=torch.int32))
         if len(_free) >= 256:  # streams
             _free.clear()
         fresh = _free[key] = [Counter(pool, i) for i in range(_AT_ONCE)]
@@ -94,7 +122,8 @@ def split_counters(like: torch.Tensor, count: int) -> torch.Tensor:
     key = (device, torch._C._cuda_getCurrentRawStream(device))
     found = _zeros.get(key)
     if found is None or found.numel() < count:
-        found = _keep(_zeros, key, like.new_zeros(max(count, 4096), dtype=torch.int32))
+        fresh = _outside_pools(lambda: like.new_zeros(max(count, 4096), dtype=torch.int32))
+        found = _keep(_zeros, key, fresh)
     return found
 
 
@@ -125,5 +154,6 @@ def workspace(like: torch.Tensor, elements: int) -> torch.Tensor:
     key = (device, torch._C._cuda_getCurrentRawStream(device))
     found = _rooms.get(key)
     if found is None or found.numel() < elements:
-        found = _keep(_rooms, key, like.new_empty(elements, dtype=torch.float32))
+        fresh = _outside_pools(lambda: like.new_empty(elements, dtype=torch.float32))
+        found = _keep(_rooms, key, fresh)
     return found

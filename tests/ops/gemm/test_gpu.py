@@ -15,7 +15,7 @@ from tests.ops.gemm.cases import MatmulCase, check
 
 import tileloom
 from tileloom import errors
-from tileloom.ops import record_choices
+from tileloom.ops import _counters, record_choices
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
 from tileloom.ops.gemm.async_input import even_offsets
 from tileloom.ops.gemm.config import SWAP_TILES, TILES, GluonSm90Config, TritonConfig
@@ -118,6 +118,38 @@ def test_split_k_on_two_streams():
             outs.append(matmul(a, b, config=config))
     torch.cuda.synchronize()
     assert all(torch.equal(out, right) for out in outs)
+
+
+def test_what_split_k_keeps_comes_from_no_pool_of_the_callers():
+    a, b, _ = MatmulCase(64, 512, 4096).inputs("cuda")
+    config = GluonSm90Config(64, 64, splits=8)
+    right = matmul(a, b)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.stream(torch.cuda.Stream()), torch.cuda.use_mem_pool(pool):
+        out = matmul(a, b, config=config)
+        torch.cuda.synchronize()
+    kept = [*_counters._zeros.values(), *_counters._rooms.values()]
+    for segment in pool.snapshot():
+        begin, end = segment["address"], segment["address"] + segment["total_size"]
+        assert not any(begin <= tensor.data_ptr() < end for tensor in kept)
+    assert (out - right).norm() < 0.01 * right.norm()
+
+
+def test_graphs_of_torch_compile_and_calls_between_them():
+    """Its warm-up runs allocate from a pool that is set back to an earlier state."""
+    config = GluonSm90Config(64, 64, splits=4)
+    pairs = [MatmulCase(64, 256 * i, 1024).inputs("cuda", i)[:2] for i in (1, 2, 4)]
+    right = [matmul(a, b, config=config) for a, b in pairs]
+
+    @torch.compile(mode="reduce-overhead", dynamic=False)
+    def compiled(a, b):
+        return matmul(a, b, config=config) + 0.0
+
+    for _ in range(5):
+        for (a, b), wanted in zip(pairs, right):
+            torch.compiler.cudagraph_mark_step_begin()
+            assert torch.equal(compiled(a, b).clone(), wanted)
+            assert torch.equal(matmul(a, b, config=config), wanted)
 
 
 def test_split_k_allocates_its_workspace_once():
