@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+
 from tests.cpasync import gluon_cases
 
 
