@@ -284,8 +284,13 @@ UNSUPPORTED = {
     ),
     "reduction": (
         lambda: configs("reduction", {"x": 8}),
-        "reduction: size_hints has x; a reduction has x and at least r0_. Try: "
-        "size_hints={'x': 1, 'r0_': 4096} for a single row.",
+        "reduction: size_hints has x; a reduction has x and at least r0_, and may have y and r1_. "
+        "Try: size_hints={'x': 1, 'r0_': 4096} for a single row.",
+    ),
+    "reduction of three shared dimensions": (
+        lambda: configs("persistent_reduction", {"x": 8, "y": 8, "z": 8, "r0_": 8}),
+        "persistent_reduction: size_hints has x, y, z, r0_; a reduction has x and at least r0_, "
+        "and may have y and r1_. Try: size_hints={'x': 1, 'r0_': 4096} for a single row.",
     ),
     "cooperative": (
         lambda: configs("cooperative_reduction", {"x": 8, "y": 8, "r0_": 8}),

@@ -345,7 +345,7 @@ def configs(kind: str, size_hints: Mapping[str, int], facts: Facts | None = None
     sizes = check_sizes(kind, size_hints)
     reduces = kind != "pointwise"
     if reduces:
-        _check_reduces(kind, sizes)
+        _check_reduces(kind, sizes, facts)
         if facts.no_x_dim:
             sizes["x"] = 1
     if kind == "persistent_reduction":
@@ -359,9 +359,10 @@ def configs(kind: str, size_hints: Mapping[str, int], facts: Facts | None = None
     return distinct(made)
 
 
-def _check_reduces(kind: str, sizes: Mapping[str, Any]) -> None:
-    if "x" not in sizes or not any(map(is_reduced, sizes)):
+def _check_reduces(kind: str, sizes: Mapping[str, Any], facts: Facts) -> None:
+    odd = "z" in sizes and not facts.native_matmul
+    if odd or "x" not in sizes or not any(map(is_reduced, sizes)):
         raise UnsupportedError(
-            f"{kind}: size_hints has {', '.join(sizes)}; a reduction has x and at least r0_. "
-            "Try: size_hints={'x': 1, 'r0_': 4096} for a single row."
+            f"{kind}: size_hints has {', '.join(sizes)}; a reduction has x and at least r0_, and "
+            "may have y and r1_. Try: size_hints={'x': 1, 'r0_': 4096} for a single row."
         )
