@@ -85,6 +85,10 @@ def several(a, b, c):
     return F.gelu(a), torch.sigmoid(b) * 2, c.sum(-1)
 
 
+def tiled(x, y):
+    return (x.permute(0, 2, 1).reshape(-1, 512).exp() + y).sum(-1)
+
+
 @triton.jit
 def scaled_kernel(x, y, n, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -99,6 +103,7 @@ def own_kernel(x):
 
 
 TOKENS = torch.int64
+TMA = {"triton.use_tensor_descriptor": True, "assume_aligned_inputs": True}
 COMBO = {"combo_kernels": True, "combo_kernel_peak_memory_pct_threshold": None}
 MODELS = {
     "attention": Model(attention, ((8, 256, 128), (128, 384), (128, 128)), dtype=HALF),
@@ -126,6 +131,17 @@ MODELS = {
     "transposed": Model(lambda x, y: x + y.t(), ((1024, 2048), (2048, 1024))),
     "outer": Model(lambda x: x.sum(0), ((4096, 4096),)),
     "dynamic": Model(lambda x, y: (x * y).sum(-1), ((300, 700), (300, 700)), symbolic=True),
+    "tma": Model(torch.add, ((1024, 2048), (1024, 2048)), TMA),
+    "tma_rows": Model(lambda x: x.sum(-1), ((1024, 8192),), TMA),
+    "matmul": Model(
+        lambda x, y: (x @ y).relu(), ((512, 256), (256, 1024)), {"triton.native_matmul": True},
+        dtype=HALF,
+    ),
+    "tiled": Model(
+        tiled, ((64, 512, 32), (2048, 512)),
+        {"triton.tile_reductions": True, "triton.prefer_nd_tiling": True},
+    ),
+    "deterministic": Model(lambda x: x.sum(0), ((4096, 512),), {"deterministic": True}),
     "own_kernel": Model(own_kernel, ((10_000,),)),
 }  # fmt: skip
 

@@ -18,7 +18,8 @@ from tileloom.tuning.hints import Facts, is_reduced
 def filter_for_tma(configs: Sequence[Config], facts: Facts) -> list[Config]:
     """Keep the configs whose blocks TMA can load, after one that is sure to be.
 
-    The first is the first config with the minimums as its blocks. Reduction blocks of persistent
+    That one is the first config with the minimums as its blocks; where no other is left, with its
+    blocks raised to the minimums, which alone may be much too small. Reduction blocks of persistent
     kernels are constants and not asked for.
 
     Raises:
@@ -36,9 +37,10 @@ def filter_for_tma(configs: Sequence[Config], facts: Facts) -> list[Config]:
             f"tma_min_block_sizes: {', '.join(unknown)} is no block of the kernel; its configs "
             f"have {', '.join(first.kwargs)}. Try: name one of these."
         )
-    sure = first.with_kwargs(**least)
     fit = [c for c in configs if all(c.kwargs[name] >= size for name, size in least.items())]
-    return distinct([sure, *fit])
+    if not fit:
+        least = {name: max(first.kwargs[name], size) for name, size in least.items()}
+    return distinct([first.with_kwargs(**least), *fit])
 
 
 def filter_for_determinism(configs: Sequence[Config], facts: Facts) -> list[Config]:
