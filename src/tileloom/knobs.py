@@ -179,6 +179,11 @@ def environment_of_cuda(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def variables_of_triton() -> tuple[tuple[str, str], ...]:
+    """Return the `TRITON_*` variables and their values, which a compiling process must share."""
+    return tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("TRITON_")))
+
+
 def unknown_variables() -> dict[str, str | None]:
     """Find `TILELOOM_*` variables in the environment that no knob reads.
 

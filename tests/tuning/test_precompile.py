@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.launch.versions import OTHERS, triton_folder
+from tests.tuning.children import in_children, wait
 from tests.tuning.tuned_kernels import meta
 
 from tileloom import errors, knobs
+from tileloom.launch.aot import CompileFailure
+from tileloom.tuning import precompile as of_precompile
 from tileloom.tuning.config import Config
 from tileloom.tuning.precompile import Kernel, precompile, progress
 
@@ -205,6 +208,83 @@ def test_a_kernel_that_no_other_process_can_import_is_left_to_this_one(cache):
     assert kernel_of(kernels.scale).is_importable
 
 
+# Workers that are kept
+
+
+def pids():
+    pool = of_precompile._pools._pool
+    return [] if pool is None else sorted(worker.process.pid for worker in pool._workers)
+
+
+@pytest.fixture
+def no_workers():
+    of_precompile._pools.close()
+    yield
+    of_precompile._pools.close()
+
+
+def test_workers_are_kept_for_the_next_kernel(cache, no_workers, monkeypatch):
+    precompile(kernel_of(kernels.scale), [config(64), config(128)], "sm_90", workers=1)
+    (first,) = pids()
+    precompile(kernel_of(kernels.wide), [config(64), config(1024)], "sm_90", workers=1)
+    assert pids() == [first]
+    os.kill(first, 9)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    (found,) = precompile(kernel_of(kernels.scale), [config(32)], "sm_90", workers=1).values()
+    assert found.error is None
+    (second,) = pids()
+    assert second != first
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "/another/assembler")  # what only a new one can see
+    monkeypatch.setattr(of_precompile, "_KEPT_S", 0.2)
+    precompile(kernel_of(kernels.scale), [config(16)], "sm_90", workers=1)
+    assert not is_running(str(second))
+    while pids():
+        time.sleep(0.05)  # the others end by themselves
+
+
+def test_workers_see_a_module_that_has_changed(cache, no_workers, tmp_path, monkeypatch):
+    """An edit and a reload, as in a notebook: first a kernel that is broken, then two that work."""
+    import importlib
+
+    file = tmp_path / "edited_kernels.py"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = Path(kernels.__file__).read_text()
+
+    def edited(change):
+        file.write_text(text.replace("return value * 2", change))
+        importlib.invalidate_caches()
+        module = sys.modules.get("edited_kernels")
+        module = importlib.reload(module) if module else importlib.import_module("edited_kernels")
+        kernel = kernel_of(module.scale)
+        found = precompile(kernel, [config(64)], "sm_90", workers=1)
+        return kernel, found[config(64)]
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    try:
+        assert edited("tl.static_assert(False, 'broken'); return value")[1].error is not None
+        for change in ("return value * 3", "return value * 4"):
+            kernel, found = edited(change)
+            assert found.error is None
+            assert bytes(kernel.compile(config(64), 90).asm["cubin"]) == found.cubin
+    finally:
+        sys.modules.pop("edited_kernels", None)
+
+
+def test_a_forked_child_has_workers_of_its_own(cache, no_workers):
+    precompile(kernel_of(kernels.scale), [config(64)], "sm_90", workers=1)
+    before = pids()
+
+    def work(number):
+        assert pids() == []
+        precompile(kernel_of(kernels.wide), [config(64)], "sm_90", workers=1)
+        assert pids() not in ([], before)
+        of_precompile._pools.close()
+
+    assert wait(in_children(1, work)) == [0]
+    precompile(kernel_of(kernels.scale), [config(128)], "sm_90", workers=1)
+    assert pids() == before
+
+
 # Progress
 
 
@@ -262,12 +342,13 @@ def test_workers_and_cache_on_another_triton(version, tmp_path):
 
 
 def test_the_time_out_is_a_knob(cache, monkeypatch):
-    asked = {}
+    failed = CompileFailure("scale", "sm_90", "no")
     monkeypatch.setattr(
         "tileloom.tuning.precompile.compile_in_workers",
-        lambda pairs, **options: asked.update(options) or [None] * len(pairs),
+        lambda pairs, **options: [failed] * len(pairs),
     )
     with knobs.scope({"tuning.timeout": 7.0}):
-        precompile(kernel_of(kernels.scale), [config(64)], "sm_90")
-    assert asked["timeout_s"] == 7.0
-    assert asked["cache_dir"] == cache
+        assert precompile(kernel_of(kernels.scale), [config(64)], "sm_90") == {config(64): failed}
+    pool = of_precompile._pools._pool
+    assert pool._timeout_s == 7.0
+    assert pool._cache_dir == cache

@@ -22,11 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tileloom.errors import CompileError, OptionError
 from tileloom.launch import compat
 from tileloom.launch.occupancy import blocks_per_sm, limits_of, normal_arch
+
+if TYPE_CHECKING:
+    from tileloom.launch.workers import WorkerPool
 
 
 @dataclass(frozen=True)
@@ -437,6 +440,7 @@ def compile_in_workers(
     triton_path: Path | None = None,
     cache_dir: Path | None = None,
     on_result: Callable[[CompileResult], None] | None = None,
+    pool: WorkerPool | None = None,
 ) -> list[CompileResult]:
     """Compile kernels in child processes: neither an abort nor a hang reaches the caller.
 
@@ -449,6 +453,7 @@ def compile_in_workers(
         triton_path: A folder with another Triton, put first on the children's import path.
         cache_dir: Folder for Triton's cache, kept. By default a new one, deleted afterwards.
         on_result: Called in this process with each result as it arrives.
+        pool: Children that are there already, with a time-out, a Triton and a cache of their own.
 
     Returns:
         One result for each pair, in their order. What failed is a `CompileFailure`, whose text
@@ -471,6 +476,8 @@ def compile_in_workers(
             "most a million. Try: 120."
         )
     jobs = [(spec, normal_arch(arch)) for spec, arch in pairs]
+    if pool is not None:
+        return pool.run(jobs, workers=workers, on_result=on_result)
     with tempfile.TemporaryDirectory(prefix="tileloom-aot-") as fresh:
         pool = WorkerPool(
             cache_dir=cache_dir or Path(fresh), triton_path=triton_path, timeout_s=timeout_s

@@ -101,12 +101,23 @@ class WorkerPool:
         cache_dir: Folder for Triton's cache in every child.
         triton_path: A folder with another Triton, put first on the children's import path.
         timeout_s: Seconds for one job.
+        is_kept: Whether idle children stay for the next `run`, until `close`: they take a second
+            or two to come up. A kept child does not see a module again that it has imported.
     """
 
-    def __init__(self, *, cache_dir: Path, triton_path: Path | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        cache_dir: Path,
+        triton_path: Path | None,
+        timeout_s: float,
+        is_kept: bool = False,
+    ) -> None:
         self._cache_dir = cache_dir
         self._triton_path = triton_path
         self._timeout_s = timeout_s
+        self._is_kept = is_kept
+        self._workers: list[_Worker] = []
 
     def run(
         self,
@@ -120,7 +131,8 @@ class WorkerPool:
         self._waiting = deque(range(len(jobs)))
         self._results: dict[int, CompileResult] = {}
         self._on_result = on_result
-        self._workers: list[_Worker] = []
+        for worker in [w for w in self._workers if w.process.poll() is not None]:
+            self._end(worker)  # something killed it while it was idle
         self._wanted = workers or len(os.sched_getaffinity(0))
         try:
             while len(self._results) < len(jobs):
@@ -128,10 +140,31 @@ class WorkerPool:
                 self._workers.extend(self._start() for _ in range(missing))
                 self._step()
         finally:
-            for worker in self._workers:
-                worker.kill()
-                worker.output.close()
+            for worker in list(self._workers):
+                if not self._is_kept or worker.job is not None or not worker.ready:
+                    self._end(worker)
         return [self._results[index] for index in range(len(jobs))]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no child is kept."""
+        return not self._workers
+
+    def close(self) -> None:
+        """Kill the children that were kept."""
+        for worker in list(self._workers):
+            self._end(worker)
+
+    def leave(self) -> None:
+        """In a forked child: let go of the parent's children without touching them."""
+        for worker in self._workers:
+            worker.pipe.close()
+        self._workers.clear()
+
+    def _end(self, worker: _Worker) -> None:
+        worker.kill()
+        worker.output.close()
+        self._workers.remove(worker)
 
     def _start(self) -> _Worker:
         mine, theirs = connection.Pipe()

@@ -16,27 +16,19 @@ import torch
 
 from tileloom.errors import ArgumentError, OptionError, UnsupportedError
 from tileloom.launch import bundle_use, watch
-from tileloom.tuning import registers
 from tileloom.tuning.arguments import has_room
 from tileloom.tuning.bundled import winner_in
 from tileloom.tuning.config import Config, distinct
-from tileloom.tuning.coordinate_descent import CoordescTuner
-from tileloom.tuning.grids import GridExpr
-from tileloom.tuning.hints import Facts, HeuristicType, Sizes
+from tileloom.tuning.hints import HeuristicType, Sizes
 from tileloom.tuning.identity import Platform, platform_of
 from tileloom.tuning.launchers import check_tensors
 from tileloom.tuning.loaded import Loaded
 from tileloom.tuning.measure import CallTimer, DeviceTimer
 from tileloom.tuning.precompile import Kernel
+from tileloom.tuning.stages import stages_of
 from tileloom.tuning.store import Record, Store
-from tileloom.tuning.tune import SPILLS, Search, Session, Stages, tune
+from tileloom.tuning.tune import Search, Session, Stages, tune
 
-_NEVER_REFINED = (HeuristicType.TEMPLATE, HeuristicType.USER_AUTOTUNE, HeuristicType.FIXED)
-_REDUCTIONS = (
-    HeuristicType.REDUCTION,
-    HeuristicType.PERSISTENT_REDUCTION,
-    HeuristicType.SPLIT_SCAN,
-)
 _SHOWN = ("kernel_name", "kernel_flop", "kernel_num_gb")
 
 
@@ -112,6 +104,7 @@ class CachingAutotuner:
         self.launchers: list[Any] = []
         self.lock = threading.RLock()
         self._search = search
+        self._is_warm = False
         self._reload: Callable[[], CachingAutotuner] | None = None
         self._loaded_: Loaded | None = None
         self._check()
@@ -218,6 +211,7 @@ class CachingAutotuner:
                 loaded.failures[config] = f"{type(error).__name__}: {error}"
         if len(loaded.failures) == len(self.configs):
             raise loaded.none_runs()
+        self._is_warm = loaded.is_warm = True
 
     def prepare_for_pickle(self) -> tuple[Any, ...]:
         """Drop what no pickle holds, and return it for `restore_after_unpickle`."""
@@ -297,10 +291,6 @@ class CachingAutotuner:
         return torch.device(self.device_props.type, self.device_props.index or 0)
 
     @property
-    def _most_spills(self) -> int | None:
-        return None if self.custom_kernel else self.inductor_meta.get("spill_threshold", SPILLS)
-
-    @property
     def _is_kept(self) -> bool:
         """Whether winners go to the store and come from there."""
         meta = self.inductor_meta
@@ -321,51 +311,26 @@ class CachingAutotuner:
                     )
                 self.fn = self._reload().fn
             kernel = Kernel.of(self.fn, self.triton_meta, self.inductor_meta, self.filename)
-            self._loaded_ = Loaded(
-                kernel, self._device, int(self.device_props.cc), self.inductor_meta, self._profile
-            )
+            cc = int(self.device_props.cc)
+            made = Loaded(kernel, self._device, cc, self.inductor_meta, self._profile)
+            made.is_warm, self._loaded_ = self._is_warm, made
         return self._loaded_
 
     @property
     def _stages(self) -> Stages:
-        """What is tried; in a deterministic mode nothing that changes the order of additions."""
-        meta, kind = self.inductor_meta, self.heuristic_type
-        facts = Facts.of(meta, self.triton_meta)
-        is_fixed = facts.deterministic and kind in _REDUCTIONS
-        refines = meta.get("coordinate_descent_tuning") and kind not in _NEVER_REFINED
-        scales = (
-            self.size_hints is not None
-            and meta.get("dynamic_scale_rblock", True)
-            and registers.may_scale(kind, facts, self.device_props)
-        )
-        return Stages(
+        return stages_of(
             self.configs,
-            self._most_spills,
-            self._scaled if scales and not is_fixed else None,
-            self._search,
-            self._descent() if refines and not is_fixed else None,
-        )
-
-    def _scaled(self, config: Config, used: int | None) -> Config | None:
-        programs = registers.programs_of(
-            GridExpr.from_meta(self.inductor_meta, config), self.size_hints or {}
-        )
-        least = self.inductor_meta.get("min_rblock") or 1
-        return registers.scaled_config(config, used, programs, self.device_props, min_rblock=least)
-
-    def _descent(self) -> CoordescTuner:
-        known = ("warp_size", "max_threads_per_block")
-        props = {name: getattr(self.device_props, name, None) for name in known}
-        return CoordescTuner(
-            is_native_matmul=bool(self.triton_meta.get("native_matmul")),
-            is_mix_order_reduction=self.inductor_meta.get("RSPLIT_SIZE") is not None,
+            self.triton_meta | {"device": self.device_props},
+            self.inductor_meta,
+            self.heuristic_type,
+            self.size_hints,
             name=self._name,
-            size_hints=self.size_hints,
-            inductor_meta={**props, **self.inductor_meta},
+            is_custom=self.custom_kernel,
+            search=self._search,
         )
 
     def _runnable(self) -> list[Config]:
-        found = self._loaded.runnable(self.configs, self._most_spills)
+        found = self._loaded.runnable(self.configs, self._stages.most_spills)
         if not found:
             raise self._loaded.none_runs()
         return found
@@ -393,8 +358,7 @@ class CachingAutotuner:
             return None
         problem, platform = self._identity(stages)
         bundle = bundle_use.active_bundle()
-        found = None if bundle is None else winner_in(bundle, problem, platform.gpu)
-        if found is not None:
+        if bundle is not None and (found := winner_in(bundle, problem, platform.gpu)) is not None:
             return found
         found = Store().find(problem, platform) if self._is_kept else None
         return found if found is not None and self._is_enough(found) else None

@@ -29,6 +29,7 @@ class Loaded:
         capability: Its compute capability as one number, such as 90.
         launches: What is loaded, by config.
         failures: Why other configs are not.
+        is_warm: Whether Triton's cache holds the list already.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Loaded:
         self.capability = capability
         self.launches: dict[Config, Launch] = {}
         self.failures: dict[Config, str] = {}
+        self.is_warm = False
         self._inductor_meta = inductor_meta
         self._profile = profile
 
@@ -59,13 +61,13 @@ class Loaded:
         return f"sm_{self.capability}"
 
     def load_all(self, configs: Iterable[Config]) -> None:
-        """Compile configs, several of them in workers, and load what compiles.
+        """Compile configs, several of them in workers unless it `is_warm`, and load what compiles.
 
         Raises:
             DeviceError: If there is no GPU.
         """
         new = [c for c in configs if c not in self.launches and c not in self.failures]
-        if len(new) > 1 and not bundle_use.is_forbidden():
+        if len(new) > 1 and not self.is_warm and not bundle_use.is_forbidden():
             results = precompile(self.kernel, new, self.arch)
             self.failures |= {c: r.error for c, r in results.items() if r.error is not None}
         for config in new:

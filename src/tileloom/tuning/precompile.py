@@ -6,9 +6,12 @@ compiler that aborts or an assembler that hangs costs one config and not the pro
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import os
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +21,13 @@ from tileloom import knobs, log
 from tileloom.errors import OptionError
 from tileloom.launch import compat
 from tileloom.launch.aot import CompileResult, KernelSpec, compile_in_workers
+from tileloom.launch.workers import WorkerPool
 from tileloom.tuning.config import Config
 from tileloom.tuning.identity import Problem
 
 _log = log.get_logger("tuning")
+_MOST_WORKERS = 8  # each takes some hundred MB
+_KEPT_S = 60.0
 _COOPERATIVE = ("launch_cooperative_grid", "launch_pdl")
 
 
@@ -252,13 +258,13 @@ def precompile(
         kernel: The kernel.
         configs: The configs.
         arch: For example ``"sm_90"``.
-        workers: Processes; by default one for each core.
+        workers: Processes; by default one for each core, at most 8.
         timeout_s: Seconds for one config; by default the knob ``tuning.timeout``. A worker that
             takes longer is killed with the assembler that it started.
 
     Returns:
-        For each config its costs, or why it does not compile. Nothing where another process could
-        not import the kernel: then it is compiled in this one.
+        For each config its costs, or why it does not compile. Nothing where another process would
+        not find the kernel, or another one of its name: then it is compiled in this one.
     """
     if not kernel.is_importable:
         _log.info("%s is compiled in this process: no other can import it", kernel.name)
@@ -266,15 +272,85 @@ def precompile(
     from triton import knobs as of_triton
 
     pairs = [(kernel.spec(config, arch), arch) for config in configs]
-    with progress(f"compiling {kernel.short_name}", len(configs)) as step:
-        results = compile_in_workers(
-            pairs,
-            workers=workers,
-            timeout_s=timeout_s or knobs.get("tuning.timeout"),
-            cache_dir=Path(of_triton.cache.dir),
-            on_result=lambda result: step(result.error is not None),
-        )
-    return dict(zip(configs, results))
+    cache, limit = Path(of_triton.cache.dir), timeout_s or knobs.get("tuning.timeout")
+    source = compat.source_hash(kernel.fn)
+    with _pools.one(cache, limit) as pool:
+        while True:
+            is_fresh = pool.is_empty
+            with progress(f"compiling {kernel.short_name}", len(configs)) as step:
+                results = compile_in_workers(
+                    pairs,
+                    workers=workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0))),
+                    on_result=lambda result, step=step: step(result.error is not None),
+                    pool=pool,
+                )
+            other = any(r.error is None and r.launch.source != source for r in results)
+            if is_fresh or not (other or all(r.error is not None for r in results)):
+                break
+            pool.close()  # these have imported the module before; it may have been another then
+    return {} if other else dict(zip(configs, results))
+
+
+class _Pools:
+    """The workers of this process, kept for a while: they take a second or two to come up."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: WorkerPool | None = None
+        self._key: Any = None
+        self._timer: threading.Timer | None = None
+
+    @contextlib.contextmanager
+    def one(self, cache_dir: Path, timeout_s: float) -> Generator[WorkerPool]:
+        """Lend the workers, to one thread at a time.
+
+        Args:
+            cache_dir: Folder for Triton's cache.
+            timeout_s: Seconds for one kernel.
+        """
+        with self._lock:
+            self._stop_timer()
+            key = (cache_dir, timeout_s, tuple(sys.path), knobs.variables_of_triton())
+            if self._pool is None or key != self._key:
+                self._close()
+                self._pool = WorkerPool(
+                    cache_dir=cache_dir, triton_path=None, timeout_s=timeout_s, is_kept=True
+                )
+                self._key = key
+            try:
+                yield self._pool
+            finally:
+                self._timer = threading.Timer(_KEPT_S, self.close)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """End the workers."""
+        with self._lock:
+            self._stop_timer()
+            self._close()
+
+    def _close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def leave(self) -> None:
+        """In a forked child: the workers are the parent's."""
+        self._lock, self._timer = threading.Lock(), None
+        if self._pool is not None:
+            self._pool.leave()
+            self._pool = None
+
+
+_pools = _Pools()
+atexit.register(_pools.close)
+os.register_at_fork(after_in_child=_pools.leave)
 
 
 @contextlib.contextmanager
