@@ -138,6 +138,8 @@ NAMED = _bugs(
     ("no-first-arrive", "    if WG == 1:\n        named_barrier_arrive(8, 256)\n", "", "deadlock", "bar.sync 8"),
     ("no-turn-passed", "        named_barrier_arrive(9 - WG, 256)  # tileloom: harmless(turns only order the issue)\n", "", "deadlock", "bar.sync"),
     ("same-barrier", "named_barrier_sync(8 + WG, 256)", "named_barrier_sync(8, 256)", "barrier", "inline_asm"),
+    ("one-barrier-for-two-groups", "    q_s.index(WG).reshape([64, D]).store", "    named_barrier_sync(9, 128)\n    q_s.index(WG).reshape([64, D]).store",
+     "barrier", "inline_asm"),
     ("count-too-large", "named_barrier_sync(8 + WG, 256)", "named_barrier_sync(8 + WG, 384)", "barrier", "inline_asm"),
     ("count-too-small", "        named_barrier_sync(8 + WG, 256)", "        named_barrier_sync(8 + WG, 128)", "barrier", "inline_asm"),
     ("arrival-count-of-one", "mbarrier.init(k_empty.index(i), count=256)", "mbarrier.init(k_empty.index(i), count=2)",

@@ -15,6 +15,7 @@ from tileloom.cli.main import main
 from tileloom.emulator import LaunchError
 from tileloom.emulator.check import Setting, check_file, check_in_child, settings
 from tileloom.emulator.devices import cuda_on_cpu
+from tileloom.emulator.report import annotation
 from tileloom.target import H100
 
 KERNEL = """
@@ -189,6 +190,11 @@ def test_options_out_of_range_are_refused(tmp_path, capsys):
     assert main(["check", good, "--line", "3"]) == 1
     said = capsys.readouterr().err
     assert "check: --kernels and --line choose mutants. Try: --mutate with them." in said
+    assert main(["check", f"{good}::test_it[a]"]) == 1
+    assert f"names a test. Try: {good} --case test_it[a]." in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", good, "--json", "--github"])
+    assert "argument --github: not allowed with argument --json" in capsys.readouterr().err
 
 
 RANDOM_BUG = """
@@ -247,6 +253,9 @@ def test_json_and_github_output(tmp_path, capsys):
     assert main(["check", str(bad), *LATE, "--github"]) == 1
     assert capsys.readouterr().out.startswith(
         f"::error file={bad},line=9,title=tileloom out-of-bounds"
+    )
+    assert annotation("notice", "a: b, c", "1 %\nx: y", "d,e.py") == (
+        "::notice file=d%2Ce.py,title=a%3A b%2C c::1 %25%0Ax: y"
     )
 
 

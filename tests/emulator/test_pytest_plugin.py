@@ -69,6 +69,7 @@ REFUSED = {
     "'late'": "'late' is not known; accepted are schedules, levels, seeds, arch, sms",
     "schedules='late'": "schedules is 'late'; it must be a tuple. Try: schedules=('late',).",
     "seeds=3": "seeds is 3; it must be a tuple. Try: seeds=(3,).",
+    "levels=()": "levels is (); it must be a tuple. Try: levels=('ttgir',).",
     "schedules=('soon',)": "schedule='soon' is not known; accepted are late, eager, random.",
 }
 
@@ -82,4 +83,4 @@ def test_wrong_marker_arguments_are_refused(tmp_path):
     )
     for marker, sentence in REFUSED.items():
         assert sentence in said.stdout, marker
-    assert "1 passed, 5 errors" in said.stdout
+    assert "1 passed, 6 errors" in said.stdout

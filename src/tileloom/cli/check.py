@@ -61,8 +61,9 @@ def add_parser(subparsers: Any) -> None:
     add("--jobs", type=_positive, default=os.cpu_count() or 1, metavar="N",
         help="with --mutate: processes at a time (default: one for each core)")  # fmt: skip
     add("--timeline", type=Path, metavar="JSON", help="write the first run's timeline")
-    add("--json", action="store_true", help="write JSON")
-    add("--github", action="store_true", help="write GitHub annotations")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write JSON")
+    form.add_argument("--github", action="store_true", help="write GitHub annotations")
 
 
 def _positive(text: str) -> int:
@@ -83,6 +84,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from tileloom.emulator.check import check_in_child, settings
 
+    file, _, test = args.target.partition("::")
+    if test:
+        raise OptionError(f"check: {args.target} names a test. Try: {file} --case {test}.")
     file, _, kernel = args.target.rpartition(":") if ":" in args.target else (args.target, "", "")
     path = Path(file)
     schedules = args.schedule or ["late", "eager", "random"]
@@ -111,9 +115,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _annotation(failure: Failure, path: Path) -> str:
     """A GitHub workflow command for a run that ended with no report."""
+    from tileloom.emulator.report import annotation
+
     text = f"{failure.text.strip()}\nunder {failure.setting.text()}"
-    text = text.replace("%", "%25").replace("\n", "%0A")
-    return f"::error file={path},title=tileloom check::{text}"
+    return annotation("error", "tileloom check", text, str(path))
 
 
 def _write_text(result: Result, target: str, ways: list[Setting]) -> None:
@@ -172,6 +177,7 @@ def _write_json(result: Result, target: str) -> None:
 
 def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting], kernel: str | None) -> int:
     from tileloom.emulator.judge import Judge
+    from tileloom.emulator.report import annotation
 
     judge = Judge(path, ways, args.kernels, timeout_s=args.timeout, case=args.case, kernel=kernel)
     wanted = [
@@ -193,8 +199,9 @@ def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting], kernel: s
         verdicts.append(verdict)
         missed += not verdict.noticed
         if args.github and not verdict.noticed:
-            where = f"file={verdict.path},line={verdict.mutant.line}"
-            print(f"::error {where},title=tileloom mutant::{verdict.mutant.change}: nobody notices")
+            text = f"{verdict.mutant.change}: nobody notices"
+            path, line = str(verdict.path), verdict.mutant.line
+            print(annotation("error", "tileloom mutant", text, path, line))
         elif not args.json and not args.github:
             _write_verdict(verdict)
     if args.json:

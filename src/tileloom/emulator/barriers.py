@@ -142,7 +142,8 @@ class NamedBarrier:
         self.expected = 0
         self.arrived = 0
         self.round = 0
-        self.here: list[tuple[Partition, Loc, str]] = []
+        self.here: list[tuple[Partition, Loc, str, int]] = []
+        self.before: list[tuple[Partition, Loc, str, int]] = []
         self.clock: Clock = {}
         self.fence: Clock = {}
         self.released: tuple[Clock, Clock] = ({}, {})
@@ -171,7 +172,7 @@ class NamedBarrier:
                 other=Access(first[1], first[2], first[0].name, partition.cta.program),
                 hint="give every bar.sync and bar.arrive of one barrier the same thread count",
             )
-        if any(p is partition for p, _, _ in self.here):
+        if any(one[0] is partition for one in self.here):
             partition.report(
                 "barrier",
                 f"partition '{partition.title}' arrives twice at named barrier {self.ident} in one "
@@ -180,12 +181,13 @@ class NamedBarrier:
                 what,
                 hint="each partition arrives once a round: pair every bar.arrive with a bar.sync",
             )
+        self._check_turn(partition, loc, what)
         self.expected = count
         partition.clock[partition.key] += 1
         join(self.clock, partition.clock)
         join(self.fence, partition.fence)
         self.arrived += threads
-        self.here.append((partition, loc, what))
+        self.here.append((partition, loc, what, partition.clock[partition.key]))
         mine = self.round
         if self.arrived > count:
             partition.report(
@@ -200,9 +202,22 @@ class NamedBarrier:
         if self.arrived == count:
             self.round += 1
             self.arrived = 0
-            self.here = []
+            self.before, self.here = self.here, []
             self.released = (dict(self.clock), dict(self.fence))
         return mine
+
+    def _check_turn(self, partition: Partition, loc: Loc, what: str) -> None:
+        """Report an arrival that may come while warps of the round before still arrive."""
+        for other, at, verb, time in self.before:
+            if partition.clock.get(other.key, 0) < time:
+                partition.report(
+                    "barrier", f"partition '{partition.title}' arrives at named barrier "
+                    f"{self.ident} and does not know that '{other.title}' has met the round "
+                    "before: warps of both may complete one round", loc, what,
+                    other=Access(at, verb, other.title, partition.cta.program),
+                    hint="give each group a barrier of its own, or let it wait for the other",
+                )  # fmt: skip
+                return
 
     def acquire(self, partition: Partition) -> None:
         """Let a partition whose ``bar.sync`` went on know what the others knew."""

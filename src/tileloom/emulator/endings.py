@@ -72,7 +72,7 @@ def check_program(cta: Cta) -> None:
             _check_loads(cta, barrier, [lead.team[rank] for lead in cta.partitions])
     for named in cta.named.values():
         if named.here:
-            who, loc, what = named.here[0]
+            who, loc, what, _ = named.here[0]
             who.report(
                 "barrier", f"the program ends with {named.arrived} of {named.expected} threads "
                 f"waiting to be met at named barrier {named.ident}", loc, what, severity="info",

@@ -41,10 +41,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 f"are {', '.join([*_DEFAULT, *_OPTIONS])}."
             )
         for name in sorted(set(marker.kwargs) & set(_DEFAULT)):
-            if isinstance(marker.kwargs[name], (str, int)):
+            value = marker.kwargs[name]
+            if not isinstance(value, (tuple, list)) or not value:
+                one = value if isinstance(value, (str, int)) else _DEFAULT[name][0]
                 raise pytest.UsageError(
-                    f"emulate: {name} is {marker.kwargs[name]!r}; it must be a tuple. Try: "
-                    f"{name}=({marker.kwargs[name]!r},)."
+                    f"emulate: {name} is {value!r}; it must be a tuple. Try: {name}=({one!r},)."
                 )
         chosen.update(marker.kwargs)
     ways, names = [], []

@@ -118,6 +118,27 @@ def quote_with_callers(loc: Loc) -> str:
     return "".join([quote(loc), *(f"  < {caller}" for caller in callers_of(loc))])
 
 
+def annotation(level: str, title: str, text: str, path: str = "", line: int = 0) -> str:
+    """Return a GitHub workflow command.
+
+    Args:
+        level: ``error``, ``warning`` or ``notice``.
+        title: What stands above the text.
+        text: Any text.
+        path: The file that is annotated; "" for none.
+        line: The line; 0 for none.
+    """
+
+    def escaped(value: str, more: str = "") -> str:
+        for char in "%\r\n" + more:
+            value = value.replace(char, f"%{ord(char):02X}")
+        return value
+
+    where = {"file": path, "line": str(line or ""), "title": title}
+    said = ",".join(f"{key}={escaped(value, ':,')}" for key, value in where.items() if value)
+    return f"::{level} {said}::{escaped(text)}"
+
+
 @dataclass(frozen=True)
 class Access:
     """One side of a conflict: where it stands and who did it; `program` is empty for no one."""
@@ -196,9 +217,8 @@ class Report:
     def github(self) -> str:
         """Return a GitHub workflow command that annotates the line."""
         level = {"error": "error", "warning": "warning"}.get(self.severity, "notice")
-        where = f"file={self.at.loc.file},line={self.at.loc.line}," if self.at else ""
-        body = self.text().replace("%", "%25").replace("\n", "%0A")
-        return f"::{level} {where}title=tileloom {self.kind}::{body}"
+        loc = self.at.loc if self.at else Loc()
+        return annotation(level, f"tileloom {self.kind}", self.text(), loc.file, loc.line)
 
     def exception(self) -> ReportError:
         """Return the exception that carries this report."""
