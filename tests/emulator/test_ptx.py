@@ -169,6 +169,9 @@ def test_scopes_labels_comments_and_register_ranges_are_read():
         "add.f8 d, a, a;",
         "mov.u32 d, %envreg3;",
         "shfl.sync.bfly.b32 d, a, 1, 31, -1;",
+        "add.s32 d, a;",
+        "@p add.s32 d, a, a;",
+        "@p st.release.gpu.global.b32 [a];",
     ],
 )
 def test_unknown_instruction_is_refused_with_its_text_and_line(text):

@@ -183,6 +183,29 @@ def test_a_box_over_256_is_none_of_the_hardwares_since_triton_cuts_it():
 
 
 # ---- resources
+def test_a_grid_that_the_hardware_refuses():
+    x = torch.zeros(8)
+    with emulator.run(), pytest.raises(emulator.LaunchError) as caught:
+        copy[(1, 65536)](x, x, 8)
+    assert "'copy' is (1, 65536, 1); the hardware takes at most 2147483647 x 65535" in str(
+        caught.value
+    )
+
+
+@triton.jit
+def uses_an_operand_without_constraint(out_ptr):
+    at = tl.arange(0, 32)
+    y = tl.inline_asm_elementwise("add.s32 $0, $1, $2;", "=r,r", [at], tl.int32, True, 1)
+    tl.store(out_ptr + at, y)
+
+
+def test_inline_ptx_operands_without_a_constraint_are_refused():
+    with emulator.run(), pytest.raises(emulator.UnsupportedKernelError) as caught:
+        uses_an_operand_without_constraint[(1,)](torch.zeros(32, dtype=torch.int32))
+    assert "inline PTX operand $2 has no constraint" in str(caught.value)
+    assert "add.s32 $0, $1, $2" in str(caught.value)
+
+
 @pytest.mark.parametrize("level", ["ttgir", "machine"])
 def test_shared_memory_over_the_cards_is_refused(level):
     module = support.load_case("pipelined_gemm")

@@ -57,8 +57,10 @@ def test_driver_and_hook_are_given_back_after_an_error():
         ({"arch": "sm_100"}, "arch='sm_100' is not known; accepted are sm_80, sm_90, sm_90a."),
         ({"ignore": ["rance"]}, "ignore='rance' is not known; accepted are race, proxy, deadlock,"),
         ({"ignore": "race"}, "ignore='race' is one text; it must be a list of them. Try: ignore=["),
-        ({"sms": 0}, "sms is 0; it must be at least 1."),
-        ({"max_steps": -1}, "max_steps is -1; it must be at least 1."),
+        ({"sms": 0}, "sms is 0; it must be a whole number of at least 1."),
+        ({"sms": "4"}, "sms is '4'; it must be a whole number of at least 1."),
+        ({"costs": None}, "costs is None; it must be a list. Try: costs=[]."),
+        ({"max_steps": -1}, "max_steps is -1; it must be a whole number of at least 1."),
         ({"read_before_write_fence": "no"}, "read_before_write_fence='no' is not known"),
     ],
 )

@@ -200,8 +200,8 @@ def _mutate(args: argparse.Namespace, path: Path, ways: list[Setting], kernel: s
         missed += not verdict.noticed
         if args.github and not verdict.noticed:
             text = f"{verdict.mutant.change}: nobody notices"
-            path, line = str(verdict.path), verdict.mutant.line
-            print(annotation("error", "tileloom mutant", text, path, line))
+            where = str(verdict.path), verdict.mutant.line
+            print(annotation("error", "tileloom mutant", text, *where))
         elif not args.json and not args.github:
             _write_verdict(verdict)
     if args.json:

@@ -194,6 +194,11 @@ class _Launcher:
         self, x: int, y: int, z: int, stream: Any, program: Program, packed: Any, metadata: Any,
         enter: Any, leave: Any, *args: Any,
     ) -> None:  # fmt: skip
+        if max(y, z) > 65535 or x >= 2**31:
+            raise LaunchError(
+                f"emulator: the grid of kernel '{program.name}' is {(x, y, z)}; the hardware takes "
+                "at most 2147483647 x 65535 x 65535. Try: the longest axis first."
+            )
         arguments = _Arguments()
         values = arguments.flatten(self._signature, args)
         expected = len(program.module.kernel.args)

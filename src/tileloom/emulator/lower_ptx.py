@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from typing import Any
 
@@ -84,6 +85,9 @@ def _inline_asm(op: Op, program: Program) -> Run:
     if plain is not None:
         return _lower_barrier(op, program, *plain)
     outputs, inputs = _constraints(op.attrs["constraints"].strip('"'), op)
+    for number in re.findall(r"\$(\d+)", text):
+        if int(number) >= len(outputs) + len(inputs):
+            raise UnsupportedKernelError(f"inline PTX operand ${number} has no constraint", op.loc)
     tensor = next((t for t in (*types, *sources) if t.kind == "tensor"), None)
     numel = int(np.prod(tensor.shape)) if tensor is not None else 1
     if tensor is not None and numel % pack:

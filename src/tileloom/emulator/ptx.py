@@ -16,7 +16,7 @@ import numpy as np
 
 from tileloom.emulator import ptx_values
 from tileloom.emulator.ir import Loc
-from tileloom.emulator.report import UnsupportedKernelError
+from tileloom.emulator.report import EmulatorError, UnsupportedKernelError
 
 if TYPE_CHECKING:
     from tileloom.emulator.machine import Partition, Wait
@@ -182,6 +182,15 @@ class Lanes:
             f"unsupported inline PTX: {instruction.text} ({why})", self.loc
         )
 
+    def malformed(self, error: Exception, instruction: Instruction) -> EmulatorError:
+        """Return the error for an instruction that the assembler would not take."""
+        if isinstance(error, EmulatorError):
+            return error
+        why = str(error)
+        if "unpack" in why or isinstance(error, IndexError):
+            why = "a wrong number of operands"
+        return self.fail(why, instruction)
+
     def read(self, operand: str, kind: str) -> np.ndarray:
         """Read an operand as values of a PTX type."""
         return ptx_values.typed(self.raw(operand, kind), kind)
@@ -285,7 +294,10 @@ class Lanes:
                 if instruction.parts[0] in ("ret", "exit"):
                     target = end
                 elif instruction.parts[0] in OUTSIDE:
-                    yield from ptx_effects.play(self, instruction)
+                    try:
+                        yield from ptx_effects.play(self, instruction)
+                    except (ValueError, KeyError, IndexError) as error:
+                        raise self.malformed(error, instruction) from None
                 else:
                     ptx_values.play(self, instruction)
             if group is not None:
@@ -296,7 +308,10 @@ class Lanes:
     def _enabled(self, instruction: Instruction, group: np.ndarray | None) -> np.ndarray | None:
         if instruction.predicate is None:
             return group
-        chosen = self.raw(instruction.predicate, "pred").astype(np.bool_)
+        try:
+            chosen = self.raw(instruction.predicate, "pred").astype(np.bool_)
+        except ValueError as error:
+            raise self.malformed(error, instruction) from None
         chosen = ~chosen if instruction.negated else chosen
         chosen = chosen if group is None else chosen & group
         return None if chosen.all() else chosen

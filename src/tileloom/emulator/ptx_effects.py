@@ -282,7 +282,7 @@ def _who(lanes: Lanes, where: np.ndarray, *, counts: bool) -> str:
     active = lanes.active()
     if global_edges.is_first_alone(active):
         return "first"
-    counts = counts and np.count_nonzero(active) > 1
+    counts = counts and int(np.count_nonzero(active)) > 1
     return "all" if counts or np.unique(where[active]).size > 1 else "any"
 
 

@@ -92,7 +92,7 @@ def immediate(text: str, kind: str) -> Any:
     if re.match(r"-?\d+\.\d*(e[+-]?\d+)?$", text):
         return words(np.array([float(text)]), kind)[0]
     if not re.match(r"-?(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$", text):
-        raise ValueError(f"operand '{text}'")
+        raise ValueError(f"operand '{text}' is no register and no number")
     value = int(text.rstrip("U"), 0) & ((1 << bits) - 1)
     return WORD[bits](value)
 
@@ -163,7 +163,7 @@ def play(lanes: Lanes, i: Instruction) -> None:
     try:
         function(lanes, i)
     except (ValueError, KeyError, IndexError) as error:
-        raise lanes.fail(str(error), i) from None
+        raise lanes.malformed(error, i) from None
 
 
 def _mov(lanes: Lanes, i: Instruction) -> None:

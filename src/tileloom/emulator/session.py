@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,19 +154,23 @@ def _one_of(name: str, value: str, accepted: Sequence[str]) -> str:
     return value
 
 
-def _some_of(name: str, values: Sequence[str], accepted: Sequence[str]) -> None:
+def _some_of(name: str, values: Any, accepted: Sequence[str]) -> None:
     if isinstance(values, str):
         raise LaunchError(
             f"emulator: {name}={values!r} is one text; it must be a list of them. "
             f"Try: {name}=[{values!r}]."
         )
+    if not isinstance(values, Iterable):
+        raise LaunchError(f"emulator: {name} is {values!r}; it must be a list. Try: {name}=[].")
     for value in values:
         _one_of(name, value, accepted)
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise LaunchError(f"emulator: {name} is {value}; it must be at least 1.")
+def _at_least_one(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise LaunchError(
+            f"emulator: {name} is {value!r}; it must be a whole number of at least 1."
+        )
 
 
 @contextlib.contextmanager
