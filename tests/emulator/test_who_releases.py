@@ -1,15 +1,18 @@
-"""Releases by inline PTX: which threads a flag in global memory speaks for."""
+"""Which threads a release speaks for: flags by inline PTX, scalar atomics of the first thread."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tests.emulator.cases.flag_chain import wait_for
 from tileloom import emulator
 from tileloom.device.compat import thread_barrier
+from tileloom.emulator.dialect import ATOMICS_MEET_BEFORE
 
 HEAD = "{ .reg .pred p; .reg .b32 one, t; mov.b32 one, 1; mov.b32 t, %tid.x; "
 TAIL = " mov.b32 $0, one; }"
@@ -59,3 +62,26 @@ def test_a_flag_speaks_for_the_threads_that_met_before(ptx, meet, scalar, kinds,
         hand_on[(2,)](x, flag, out, ptx, meet, scalar, num_warps=4)
     assert [r.kind for r in run.reports] == kinds
     assert all("it does not speak for the stores of the others" in r.hint for r in run.reports)
+
+
+@triton.jit
+def last_adds_up(x_ptr, counter, out_ptr, BETWEEN: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(x_ptr + tl.program_id(0) * N + at, at.to(tl.float32))
+    if BETWEEN == "barrier":
+        tl.debug_barrier()
+    elif BETWEEN == "sum":  # the threads meet as they exchange parts of it
+        tl.store(out_ptr + N + tl.program_id(0), tl.sum(at, 0).to(tl.float32))
+    if tl.atomic_add(counter, 1, sem="acq_rel") == 1:
+        tl.store(out_ptr + at, tl.load(x_ptr + at) + tl.load(x_ptr + N + at))
+
+
+@pytest.mark.parametrize("between", ["nothing", "barrier", "sum"])
+@pytest.mark.parametrize("level", ["ttgir", "machine"])
+def test_a_scalar_atomic_is_the_first_threads_where_the_compiler_adds_no_barrier(level, between):
+    x, out, counter = torch.zeros(2, 512), torch.zeros(514), torch.zeros(1, dtype=torch.int32)
+    with emulator.run(level=level, collect=True) as run:
+        last_adds_up[(2,)](x, counter, out, between, 512)
+    lacks = level == "machine" and between == "nothing" and not ATOMICS_MEET_BEFORE
+    assert [r.kind for r in run.reports] == ["race"] * lacks
+    assert all("tl.debug_barrier()" in r.hint for r in run.reports)

@@ -28,6 +28,8 @@ CLUSTER_MEETS_AFTER_INIT = VERSION >= (3, 8)
 PIPELINED_DOT_HAS_FENCE = VERSION >= (3, 7, 1)
 # The first release whose compiler puts fence.mbarrier_init before a relaxed barrier of a cluster.
 RELAXED_BARRIER_HAS_FENCE = VERSION >= (3, 9)
+# The first release whose compiler lets the threads of a program meet before an atomic releases.
+ATOMICS_MEET_BEFORE = VERSION >= (3, 9)
 
 
 def check_version() -> None:

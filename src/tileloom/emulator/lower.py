@@ -161,6 +161,8 @@ class Program:
             op.kind = entry.kind
             try:
                 op.run = entry.lower(op, self)
+                if self.level == "machine" and self.communicates and _may_meet(op):
+                    op.run = _met_after(op)
                 return
             except (UnsupportedKernelError, UnknownElementError) as error:
                 problem = str(error.args[0]).removeprefix("emulator: ").split("\n")[0]
@@ -251,6 +253,31 @@ def poll(partition: Partition, loc: Loc) -> Wait | None:
     wait = Wait(lambda: True, lambda: "spins on global memory", loc, None, seen, timed)
     wait.ready = lambda: wait.poll != launch.version
     return wait
+
+
+def _may_meet(op: Op) -> bool:
+    """Whether the compiler may let the threads of a partition meet at an operation.
+
+    It does where they exchange values through shared memory, after the passes of level machine.
+    """
+    return op.name.startswith(("ttg.local_", "ttg.async_", "ttng.")) or (
+        "allocation.offset" in op.attrs
+    )
+
+
+def _met_after(op: Op) -> Run:
+    run = op.run
+
+    def step(f: Frame) -> Wait | None:
+        wait = run(f)
+        f[0].unmet.clear()
+        return wait
+
+    def nest(f: Frame) -> Generator[Wait | None, None, None]:
+        yield from run(f)
+        f[0].unmet.clear()
+
+    return nest if op.kind == NEST else step
 
 
 def _find_block(blocks: list[Block], label: str, current: Block) -> tuple[Block, bool]:

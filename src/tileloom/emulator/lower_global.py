@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, global_access
+from tileloom.emulator import dialect, dtypes, global_access
 from tileloom.emulator.cluster import spread_of
 from tileloom.emulator.happens_before import Record
 from tileloom.emulator.ir import Loc, Op, parse_type
@@ -101,6 +101,7 @@ _ORDERS = r"relaxed|acquire|release|acq_rel|gpu|cta|sys|f?add|and|or|xor|u?max|u
 def _who(program: Program, where: np.ndarray) -> str:
     """Which threads release: of a scalar the first, unless the compiler lets all meet before."""
     judged = program.is_gluon and program.level == "ttgir"
+    judged = judged or (program.level == "machine" and not dialect.ATOMICS_MEET_BEFORE)
     return "first" if judged and where.ndim == 0 else "all"
 
 
