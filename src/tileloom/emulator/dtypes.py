@@ -171,3 +171,21 @@ def scalar(value: Any, elem: str) -> Any:
     if is_float(elem):
         return numpy_type(elem)(value)
     return int(value)
+
+
+def to_integer(value: Any, source: str, target: str, as_unsigned: bool) -> np.ndarray:
+    """Convert as the hardware does: towards zero, saturating at 16 bits or more, then cut to 8.
+
+    NaN becomes 0; from or to 64 bits it becomes the word with the top bit only.
+    """
+    values = np.asarray(value, np.float64)
+    wide = "i16" if target in ("i1", "i8") else target
+    width = width_of(wide)
+    low, high = (0, 2**width - 1) if as_unsigned else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
+    kind = UNSIGNED[wide] if as_unsigned else numpy_type(wide)
+    x = np.trunc(np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf))
+    out = np.clip(x, low, np.nextafter(float(high), 0) if high >= 2**53 else high).astype(kind)
+    out = np.where(x >= float(high), kind(high), out)
+    if "64" in source + target:
+        out = np.where(np.isnan(values), kind(2 ** (width - 1) if as_unsigned else low), out)
+    return out.view(numpy_type(wide)).astype(numpy_type(target), copy=False)

@@ -1,9 +1,7 @@
-"""Lowerings of casts between element types, and of library functions by table."""
+"""Lowerings of casts between element types, and of library functions."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +9,8 @@ import numpy as np
 from tileloom.emulator import dtypes
 from tileloom.emulator.dtypes import numpy_type, round_to, unsigned, wrap
 from tileloom.emulator.ir import Op
+from tileloom.emulator.libdevice import function_named
 from tileloom.emulator.lower import Program, Run, lowers
-from tileloom.emulator.lower_arith import UNARY
 from tileloom.emulator.machine import Frame
 from tileloom.emulator.report import UnsupportedKernelError
 
@@ -78,24 +76,6 @@ def _integer_cast(op: Op, program: Program) -> Run:
     return run
 
 
-def _to_integer(value: Any, source: str, target: str, as_unsigned: bool) -> np.ndarray:
-    """Convert as the hardware does: towards zero, saturating at 16 bits or more, then cut to 8.
-
-    NaN becomes 0; from or to 64 bits it becomes the word with the top bit only.
-    """
-    values = np.asarray(value, np.float64)
-    wide = "i16" if target in ("i1", "i8") else target
-    width = dtypes.width_of(wide)
-    low, high = (0, 2**width - 1) if as_unsigned else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
-    kind = dtypes.UNSIGNED[wide] if as_unsigned else numpy_type(wide)
-    x = np.trunc(np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    out = np.clip(x, low, np.nextafter(float(high), 0) if high >= 2**53 else high).astype(kind)
-    out = np.where(x >= float(high), kind(high), out)
-    if "64" in source + target:
-        out = np.where(np.isnan(values), kind(2 ** (width - 1) if as_unsigned else low), out)
-    return out.view(numpy_type(wide)).astype(numpy_type(target), copy=False)
-
-
 @lowers("arith.sitofp", "arith.uitofp", "arith.fptosi", "arith.fptoui", words=r"nneg")
 def _number_cast(op: Op, program: Program) -> Run:
     (a,), (d,) = op.operands, op.results
@@ -114,7 +94,7 @@ def _number_cast(op: Op, program: Program) -> Run:
         out: Any = (
             round_to(np.asarray(value).astype(wide), target)
             if to_float
-            else _to_integer(value, source, target, as_unsigned)
+            else dtypes.to_integer(value, source, target, as_unsigned)
         )
         f[d] = out if tensor else dtypes.scalar(out, target)
 
@@ -152,27 +132,10 @@ def _float_cast(op: Op, program: Program) -> Run:
     return run
 
 
-LIBDEVICE: dict[str, Callable[..., Any]] = {
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "expm1": np.expm1,
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sqrt": np.sqrt,
-    "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-    "tanh": np.tanh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "fabs": np.abs,
-    "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "rint": np.rint,
-    "nearbyint": np.rint, "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2, "hypot": np.hypot,
-    "fma": lambda a, b, c: a * b + c, "copysign": np.copysign, "erf": UNARY["math.erf"],
-    "erfc": lambda x: 1 - UNARY["math.erf"](x), "fmax": np.fmax, "fmin": np.fmin,
-    "div_rn": np.divide, "fast_expf": np.exp, "fast_logf": np.log, "fast_sinf": np.sin,
-    "fast_cosf": np.cos, "fast_powf": np.power, "fast_tanhf": np.tanh, "fast_dividef": np.divide,
-    "isnan": np.isnan, "isinf": np.isinf, "round": UNARY["math.round"],
-}  # fmt: skip
-
-
 @lowers("tt.extern_elementwise", attrs=["libname", "libpath", "pure", "symbol"], words=r"")
 def _libdevice(op: Op, program: Program) -> Run:
     symbol = op.attrs["symbol"].strip('"')
-    name = re.sub(r"^__nv_", "", symbol)
-    function = LIBDEVICE.get(name) or LIBDEVICE.get(name.removesuffix("f"))
+    function = function_named(symbol)
     if function is None:
         raise UnsupportedKernelError(f"library function '{symbol}' is not in the table", op.loc)
     operands, (d,) = op.operands, op.results
