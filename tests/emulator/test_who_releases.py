@@ -70,16 +70,22 @@ def last_adds_up(x_ptr, counter, out_ptr, BETWEEN: tl.constexpr, N: tl.constexpr
     tl.store(x_ptr + tl.program_id(0) * N + at, at.to(tl.float32))
     if BETWEEN == "barrier":
         tl.debug_barrier()
+    elif BETWEEN == "read elsewhere":  # what the others store nobody else reads: the scalar counts
+        tl.store(x_ptr + 4 * N + tl.program_id(0), 1.0)
     elif BETWEEN == "sum":  # the threads meet as they exchange parts of it
         tl.store(out_ptr + N + tl.program_id(0), tl.sum(at, 0).to(tl.float32))
-    if tl.atomic_add(counter, 1, sem="acq_rel") == 1:
+    ticket = tl.atomic_add(counter, 1, sem="acq_rel")
+    if BETWEEN == "read elsewhere":
+        if ticket == 1:
+            tl.store(out_ptr, tl.load(x_ptr + 4 * N) + tl.load(x_ptr + 4 * N + 1))
+    elif ticket == 1:
         tl.store(out_ptr + at, tl.load(x_ptr + at) + tl.load(x_ptr + N + at))
 
 
-@pytest.mark.parametrize("between", ["nothing", "barrier", "sum"])
+@pytest.mark.parametrize("between", ["nothing", "barrier", "sum", "read elsewhere"])
 @pytest.mark.parametrize("level", ["ttgir", "machine"])
 def test_a_scalar_atomic_is_the_first_threads_where_the_compiler_adds_no_barrier(level, between):
-    x, out, counter = torch.zeros(2, 512), torch.zeros(514), torch.zeros(1, dtype=torch.int32)
+    x, out, counter = torch.zeros(5, 512), torch.zeros(514), torch.zeros(1, dtype=torch.int32)
     with emulator.run(level=level, collect=True) as run:
         last_adds_up[(2,)](x, counter, out, between, 512)
     lacks = level == "machine" and between == "nothing" and not ATOMICS_MEET_BEFORE

@@ -8,7 +8,7 @@ import numpy as np
 
 from tileloom.emulator import dtypes
 from tileloom.emulator.cluster import Spread
-from tileloom.emulator.global_edges import RELEASES, acquire, forget, note_store, release
+from tileloom.emulator.global_edges import RELEASES, acquire, forget, release, store_key
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
 from tileloom.emulator.memory import SPACING, Storage
@@ -123,10 +123,12 @@ def read(
 def write(
     partition: Partition, addresses: Any, values: Any, mask: np.ndarray | None, elem: str, loc: Loc,
     what: str = "store", atomic: bool = False, spread: Spread | None = None,
+    releases: bool = False,
 ) -> None:  # fmt: skip
     """Write values of the lanes that take part.
 
     `spread` says which lanes each CTA of a cluster writes; where several hold copies, the first.
+    `releases` says that the write is a release, which a reader sees from whichever thread.
     """
     where = np.asarray(addresses)
     size = dtypes.size_of(elem)
@@ -137,12 +139,13 @@ def write(
         where.shape
     )
     launch = partition.cta.launch
-    if not atomic:
-        note_store(partition, lanes_of(where, mask))
     for one in partition.team:
         if spread is None or spread.leads[one.rank] == one.rank:
             select = selector(storage, _lanes_of(one, index, mask, spread), size)
-            launch.memory.access(storage, select, one, what, loc, write=True, atomic=atomic)
+            key, time = (None, 0) if releases else store_key(one, lanes_of(where, mask))
+            launch.memory.access(
+                storage, select, one, what, loc, write=True, atomic=atomic, key=key, epoch=time
+            )
     if mask is not None:
         index, bits = index[mask], bits[mask]
     words = storage.words(size)
@@ -199,18 +202,15 @@ def atomic_store(
 
     `who` says which threads release, as `global_edges.release` has it.
     """
-    releases = order in RELEASES
-    if not releases:
-        note_store(partition, lanes_of(np.asarray(addresses), mask))
     for one in partition.team[1:]:  # the first CTA does it for all
         partition.learn(one.clock, one.fence)
-    write(partition, addresses, values, mask, elem, loc, what, atomic=True)
+    write(
+        partition, addresses, values, mask, elem, loc, what, atomic=True, releases=order in RELEASES
+    )
     place = locate(partition, np.asarray(addresses), mask, dtypes.size_of(elem), what, loc)
     if place[0] is not None:
         select = selector(place[0], _chosen(place[1], mask), dtypes.size_of(elem))
         release(partition, place[0], select, order, scope, modify=False, who=who)
-    if releases:
-        note_store(partition, lanes_of(np.asarray(addresses), mask))
 
 
 def peek(partition: Partition, address: np.ndarray, elem: str, loc: Loc) -> Any:
@@ -255,10 +255,10 @@ def atomic(
     flat = np.atleast_1d(index)[np.atleast_1d(lanes)]
     new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
     select = selector(storage, flat, size)
-    releases = order in RELEASES
-    if not releases:
-        note_store(partition, lanes_of(where, mask))
-    launch.memory.access(storage, select, partition, what, loc, write=True, atomic=True)
+    key, time = (None, 0) if order in RELEASES else store_key(partition, lanes_of(where, mask))
+    launch.memory.access(
+        storage, select, partition, what, loc, write=True, atomic=True, key=key, epoch=time
+    )
     for one in partition.team[1:]:  # the first CTA does it for all, and hands the result on
         partition.learn(one.clock, one.fence)
     acquire(partition, storage, select, order, scope)
@@ -266,8 +266,6 @@ def atomic(
     before = words[flat].copy()
     out = apply_lanes(words, flat, new, operation, elem, compare, where, lanes)
     release(partition, storage, select, order, scope, modify=True, who=who)
-    if releases:
-        note_store(partition, lanes_of(where, mask))
     for one in partition.team[1:]:
         one.learn(partition.clock, partition.fence)
     if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):

@@ -6,6 +6,7 @@ tensor costs as many joins as there are different releases under it, not as many
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,32 @@ def acquire(partition: Partition, storage: Storage, select: Any, order: str, sco
             del partition.observed[:-_OBSERVED]
 
 
-def note_store(partition: Partition, lanes: np.ndarray | None) -> None:
-    """Note a store, for releases by a thread that cannot speak for it; see `release`.
+def store_key(partition: Partition, lanes: np.ndarray | None) -> tuple[int, int]:
+    """Return the clock key and the time of a store, for releases that do not speak for it.
 
     Args:
         partition: Who stores.
         lanes: Which lanes do, one a thread or more; None for the first thread alone.
     """
-    if partition.warps == 1:
-        return
-    for who in ("any",) if is_first_alone(lanes) else ("first", "any"):
-        partition.unmet.setdefault(who, partition.clock[partition.key])
+    key = partition.one if is_first_alone(lanes) else partition.many
+    time = partition.clock[key] = partition.clock.get(key, 0) + 1
+    return key, time
+
+
+def meet(partition: Partition) -> None:
+    """Note that the threads of a partition have met: each now speaks for what all have stored."""
+    clock = partition.clock
+    partition.met = {key: clock.get(key, 0) for key in (partition.many, partition.one)}
 
 
 def is_first_alone(lanes: np.ndarray | None) -> bool:
     """Whether no lane but the first takes part: thread 0, which also does what is scalar."""
     return lanes is None or not lanes.reshape(-1)[1:].any()
+
+
+_KEYS_NOT_SPOKEN_FOR: dict[str, Callable[[Partition], tuple[int, ...]]] = {
+    "all": lambda p: (), "first": lambda p: (p.many,), "any": lambda p: (p.many, p.one),
+}  # fmt: skip
 
 
 def release(
@@ -92,10 +103,12 @@ def release(
         if not modify:
             forget(storage, select)
         return
-    mine, unmet = (dict(said[0]), said[1]), said[2]
-    if who in unmet:
-        mine[0][partition.key] = unmet[who]
-        partition.spoke_alone.add(unmet[who])
+    mine, met = (dict(said[0]), said[1]), said[2]
+    if partition.warps > 1:
+        for key in _KEYS_NOT_SPOKEN_FOR[who](partition):
+            if mine[0].get(key, 0) > met[key]:
+                mine[0][key] = met[key]
+                partition.spoke_alone.add((key, met[key]))
     if shadow.released is None:
         shadow.released = np.zeros_like(shadow.write)
     selection = select(shadow.released)
@@ -129,7 +142,7 @@ def fence(partition: Partition) -> None:
     partition.release_fence = _knowledge(partition)
 
 
-def _knowledge(partition: Partition) -> tuple[Clock, Clock, dict[str, int]]:
-    """Return what a partition knows now, and since when its threads have stored apart."""
+def _knowledge(partition: Partition) -> tuple[Clock, Clock, dict[int, int]]:
+    """Return what a partition knows now, and what its threads had stored when they last met."""
     partition.clock[partition.key] += 1
-    return dict(partition.clock), dict(partition.fence), dict(partition.unmet)
+    return dict(partition.clock), dict(partition.fence), partition.met

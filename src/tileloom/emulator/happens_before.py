@@ -370,7 +370,7 @@ class GlobalChecker:
         name = f"global tensor '{storage.name}'"
         if not old.known_to(partition.clock):
             hint = _GLOBAL_HINT
-            if partition.clock.get(old.key, 0) in old.partition.spoke_alone:
+            if (old.key, partition.clock.get(old.key, 0)) in old.partition.spoke_alone:
                 hint = _ALONE_HINT
             if old.kind in ("TMA store", "TMA reduce") and old.partition is partition:
                 hint = (

@@ -15,6 +15,7 @@ from typing import Any
 from tileloom.emulator import costs
 from tileloom.emulator.costs import Assembled
 from tileloom.emulator.dtypes import UnknownElementError
+from tileloom.emulator.global_edges import meet
 from tileloom.emulator.ir import Block, Func, Loc, Module, Op, walk
 from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.report import EmulatorError, UnsupportedKernelError, quote
@@ -270,12 +271,12 @@ def _met_after(op: Op) -> Run:
 
     def step(f: Frame) -> Wait | None:
         wait = run(f)
-        f[0].unmet.clear()
+        meet(f[0])
         return wait
 
     def nest(f: Frame) -> Generator[Wait | None, None, None]:
         yield from run(f)
-        f[0].unmet.clear()
+        meet(f[0])
 
     return nest if op.kind == NEST else step
 

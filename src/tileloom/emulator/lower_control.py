@@ -9,6 +9,7 @@ from collections.abc import Generator
 from functools import lru_cache
 from typing import Any
 
+from tileloom.emulator.global_edges import meet
 from tileloom.emulator.ir import Block, Op, walk
 from tileloom.emulator.lower import END, NEST, PURE, STEP, Program, Run, lowers, poll
 from tileloom.emulator.machine import Frame, Partition, Wait
@@ -266,6 +267,6 @@ def _barrier(op: Op, program: Program) -> Run:
     # Threads of one partition meet: inside a partition the emulator has one logical thread, which
     # only remembers whether they have met since they stored to global memory.
     def run(f: Frame) -> None:
-        f[0].unmet.clear()
+        meet(f[0])
 
     return run

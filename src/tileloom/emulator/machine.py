@@ -117,9 +117,10 @@ class Partition:
         self.wait: Wait | None = None
         self.finished = False
         self.here: Loc | None = None
-        self.release_fence: tuple[Clock, Clock, dict[str, int]] | None = None
-        self.unmet: dict[str, int] = {}  # own time of the first store since its threads last met
-        self.spoke_alone: set[int] = set()  # times that a release by one thread reaches up to
+        self.release_fence: tuple[Clock, Clock, dict[int, int]] | None = None
+        self.many, self.one = launch.new_key(), launch.new_key()  # of stores: many threads', one's
+        self.met = {self.many: 0, self.one: 0}  # their times when its threads last met
+        self.spoke_alone: set[tuple[int, int]] = set()  # those that a thread's release reaches to
         self.observed: list[tuple[Clock, Clock]] = []
         self.looks = 0
         self.looked_at: dict[int, int] = {}

@@ -159,7 +159,7 @@ def meet(partition: Partition, verb: str, ident: int, count: int, loc: Loc) -> W
     mine = named.arrive(partition, count, loc, what)
     if verb == "arrive":
         return None
-    partition.unmet.clear()
+    global_edges.meet(partition)
     if named.round > mine:
         named.acquire(partition)
         return None
@@ -259,19 +259,17 @@ def _store(lanes: Lanes, i: Instruction) -> None:
     size = dtypes.size_of(elem)
     where = _address(lanes, i.operands[0], i)
     strong = order != "weak"
-    if strong and order not in global_edges.RELEASES:
-        global_edges.note_store(partition, lanes.active())
+    releases = order in global_edges.RELEASES
     for n, name in enumerate(_vector(i.operands[1])):
         bits = lanes.raw(name, i.type)
         values = np.ascontiguousarray(bits).view(dtypes.numpy_type(elem))
         global_access.write(
-            partition, where + n * size, values, lanes.mask, elem, lanes.loc, i.name, atomic=strong
-        )
+            partition, where + n * size, values, lanes.mask, elem, lanes.loc, i.name,
+            atomic=strong, releases=releases,
+        )  # fmt: skip
     if strong and (place := _place(lanes, where, size, i)) is not None:
         who = _who(lanes, where, counts=False)
         global_edges.release(partition, *place, order, scope, modify=False, who=who)
-    if order in global_edges.RELEASES:
-        global_edges.note_store(partition, lanes.active())
 
 
 def _who(lanes: Lanes, where: np.ndarray, *, counts: bool) -> str:
