@@ -138,8 +138,6 @@ NAMED = _bugs(
     ("no-first-arrive", "    if WG == 1:\n        named_barrier_arrive(8, 256)\n", "", "deadlock", "bar.sync 8"),
     ("no-turn-passed", "        named_barrier_arrive(9 - WG, 256)  # tileloom: harmless(turns only order the issue)\n", "", "deadlock", "bar.sync"),
     ("same-barrier", "named_barrier_sync(8 + WG, 256)", "named_barrier_sync(8, 256)", "barrier", "inline_asm"),
-    ("one-barrier-for-two-groups", "    q_s.index(WG).reshape([64, D]).store", "    named_barrier_sync(9, 128)\n    q_s.index(WG).reshape([64, D]).store",
-     "barrier", "inline_asm"),
     ("count-too-large", "named_barrier_sync(8 + WG, 256)", "named_barrier_sync(8 + WG, 384)", "barrier", "inline_asm"),
     ("count-too-small", "        named_barrier_sync(8 + WG, 256)", "        named_barrier_sync(8 + WG, 128)", "barrier", "inline_asm"),
     ("arrival-count-of-one", "mbarrier.init(k_empty.index(i), count=256)", "mbarrier.init(k_empty.index(i), count=2)",
@@ -183,7 +181,6 @@ CHAIN = _bugs(
     "flag_chain",
     ("relaxed-load", "ld.acquire.gpu.global.b32", "ld.relaxed.gpu.global.b32", "race", "gl.load(x_ptr"),
     ("relaxed-store", "st.release.gpu.global.b32", "st.relaxed.gpu.global.b32", "race", "gl.load(x_ptr"),
-    ("threads-have-not-met", "    thread_barrier()", "    pass", "race", "gl.load(x_ptr"),
     ("plain-load", "ld.acquire.gpu.global.b32", "ld.global.b32", "race", ""),
     ("cta-scope", "st.release.gpu.global.b32", "st.release.cta.global.b32", "race", "gl.load(x_ptr"),
     ("signal-before-store", "    gl.store(x_ptr + (pid + 1) * 128 + at, value + 1)\n    signal(flags + pid)\n",
@@ -371,6 +368,14 @@ BUGS = [
     *([*CLUSTER, *CLUSTER_ROLES] if hasattr(hopper, "cluster") else ()),
     *([*PTX_BARRIERS, *COUNTS, *POLLED] if hasattr(gl, "inline_asm") else ()),
 ]
+BUGS += _bugs(
+    "flag_chain",
+    ("threads-have-not-met", "    thread_barrier()", "    pass", "race", "gl.load(x_ptr"),
+) + _bugs(
+    "named_barriers",
+    ("one-barrier-for-two-groups", "    q_s.index(WG).reshape([64, D]).store", "    named_barrier_sync(9, 128)\n    q_s.index(WG).reshape([64, D]).store",
+     "barrier", "inline_asm"),
+)  # fmt: skip
 # Triton 3.9's compiler refuses a reinterpret that runs past the end.
 BUGS = [b for b in BUGS if b.id != "reused_bytes-past-the-end" or VERSION < (3, 9)]
 # No bugs where the compiler mends them.
