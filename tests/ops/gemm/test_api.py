@@ -9,7 +9,14 @@ from tests.ops.gemm.cases import MatmulCase, check
 
 from tileloom import emulator, errors
 from tileloom.ops import record_choices
-from tileloom.ops.gemm import async_input_matmul, matmul, matmul_reference
+from tileloom.ops._plans import Plans
+from tileloom.ops.gemm import (
+    async_api,
+    async_input,
+    async_input_matmul,
+    matmul,
+    matmul_reference,
+)
 from tileloom.ops.gemm.config import (
     BACKENDS,
     SWAP_TILES,
@@ -178,6 +185,48 @@ def test_on_the_cpu_the_reference_waits_for_another_thread():
     out = async_input_matmul(here, b, flags.view(torch.uint32), chunk_pivot=2, epoch=4)
     thread.join()
     torch.testing.assert_close(out, a @ b)
+
+
+def test_a_call_like_one_that_was_right_goes_straight_to_its_plan(monkeypatch):
+    """As on a GPU, where plans are kept; only the epoch and the time are looked at again."""
+    monkeypatch.setattr(async_api, "is_short", lambda tensors: True)
+    monkeypatch.setattr(async_api, "_short", Plans())
+    a, b, bias = torch.randn(6, 4), torch.randn(4, 5), torch.randn(5)
+
+    def plan_found(a, b, signals, bias, residual, out, offsets, pivot, activation):
+        return async_input._plan_of(
+            a, b, signals, bias, residual, out, offsets, pivot, activation, "", any_value=False
+        )
+
+    monkeypatch.setattr(async_api, "plan_found", plan_found)
+    given = dict(bias=bias, activation="relu", chunk_offsets=(0, 2, 6), chunk_pivot=1)
+    right = async_input_matmul(a, b, FLAGS, **given)
+    long_way = []
+    check = async_api.check_async
+    monkeypatch.setattr(async_api, "check_async", lambda *args: long_way.append(check(*args)))
+    assert torch.equal(async_input_matmul(a, b, FLAGS, **given), right)
+    assert torch.equal(async_input_matmul(a, b, FLAGS, **given, out_dtype=None), right)
+    assert not long_way
+    with pytest.raises(errors.OptionError, match="epoch is -1"):
+        async_input_matmul(a, b, FLAGS, epoch=-1, **given)
+    late = FLAGS.view(torch.int32).clone().zero_().view(torch.uint32)
+    with pytest.raises(errors.SignalTimeoutError):
+        async_input_matmul(a, b, late, timeout_s=0.0, **given)
+    assert not long_way
+    for change in ({"chunk_pivot": True}, {"chunk_offsets": (0, 2.0, 6)}):
+        with pytest.raises(errors.OptionError):
+            async_input_matmul(a, b, FLAGS, **{**given, **change})
+    with pytest.raises(errors.DtypeError, match="bias is a int"):
+        async_input_matmul(a, b, FLAGS, bias=3)
+    with pytest.raises(errors.DtypeError, match="chunk_signals is a list"):
+        async_input_matmul(a, b, [1, 1], **given)
+    spread = torch.randn(10)[::2]
+    given["bias"] = spread
+    for _ in range(2):  # is packed in every call, and so never goes the short way
+        long_way.clear()
+        out = async_input_matmul(a, b, FLAGS, **given)
+        torch.testing.assert_close(out, torch.relu(a @ b + spread))
+        assert long_way
 
 
 def test_several_bs_share_one_a():

@@ -267,6 +267,20 @@ def test_chunks_brought_by_a_copy_stream_equal_the_plain_product(seed):
         assert torch.equal(out, plain)
 
 
+def test_calls_that_go_straight_to_their_plan():
+    a, b, _ = MatmulCase(600, 520, 520).inputs("cuda")
+    flags, plain = torch.zeros(3, dtype=torch.int32, device="cuda"), matmul(a, b)
+    for epoch in range(1, 6):
+        flags.fill_(epoch)
+        out = async_input_matmul(a, b, flags.view(torch.uint32), epoch=epoch, timeout_s=5.0)
+        assert torch.equal(out, plain)
+    with pytest.raises(errors.DtypeError):
+        async_input_matmul(a, b, flags, epoch=5, timeout_s=5.0)
+    with pytest.raises(errors.OptionError):
+        async_input_matmul(a, b, flags.view(torch.uint32), epoch=-5, timeout_s=5.0)
+    check_signals()
+
+
 def test_a_missing_chunk_ends_in_time_and_the_context_lives():
     a, b, _ = MatmulCase(600, 520, 520).inputs("cuda")
     flags = torch.tensor([5, 4, 5], dtype=torch.int32, device="cuda").view(torch.uint32)

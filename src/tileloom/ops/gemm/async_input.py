@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -45,12 +45,43 @@ _NO_GRADIENT = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
+    """What was decided for calls like one; see `plans.Plan`.
+
+    Attributes:
+        choice: The decision.
+        shape: Of the output.
+        launch: `launch(a, b, bias, residual, out, flags, epoch, timeout_us)`, the epoch signed.
+    """
+
     choice: Choice
+    shape: tuple[int, ...]
     launch: Callable[..., None]
 
+    def run(
+        self,
+        a: Tensor,
+        b: Tensor,
+        signals: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        out: Tensor,
+        epoch: int,
+        timeout_us: int,
+        op: str = "async_input_matmul",
+    ) -> Tensor:
+        """Write `out` and return it."""
+        if _op.is_watched():
+            _op.announce(self.choice)
+        if timeout_us < 0 and a.is_cuda:
+            check_queues(op)
+        signed = (epoch + 2**31) % 2**32 - 2**31
+        with _op.device_guard(a):
+            self.launch(a, b, bias, residual, out, signals, signed, timeout_us)
+        return out
 
-_plans: Plans[_Plan] = Plans()
+
+_plans: Plans[Plan] = Plans()
 
 
 def even_offsets(m: int, chunks: int) -> tuple[int, ...]:
@@ -91,6 +122,33 @@ def choose_async(problem: MatmulProblem, target: Target, text: str) -> Choice:
     return Choice(op, "gluon_sm90", chosen, source, {}, problem)
 
 
+def _key(
+    a: Tensor, b: Tensor, signals: Tensor, bias: Tensor | None, residual: Tensor | None,
+    out: Tensor, offsets: tuple[int, ...], pivot: int, activation: str, config: str,
+    any_value: bool,
+) -> Hashable:  # fmt: skip
+    """Everything that a plan is made from."""
+    tensors = (a, b, signals, bias, residual, out)
+    return plan_key(tensors, offsets, pivot, activation, config, any_value)
+
+
+def plan_found(
+    a: Tensor,
+    b: Tensor,
+    signals: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+    offsets: tuple[int, ...],
+    pivot: int,
+    activation: str,
+) -> Plan | None:
+    """Return the plan that a call without config was run by, if one was kept."""
+    return _plans.get(
+        _key(a, b, signals, bias, residual, out, offsets, pivot, activation, "", False)
+    )
+
+
 def _plan_of(
     a: Tensor,
     b: Tensor,
@@ -104,10 +162,9 @@ def _plan_of(
     config: str,
     *,
     any_value: bool,
-) -> _Plan:
+) -> Plan:
     """Decide how a call runs, or find what was decided."""
-    key = plan_key((a, b, signals, bias, residual, out), offsets, pivot, activation, config,
-                   any_value)  # fmt: skip
+    key = _key(a, b, signals, bias, residual, out, offsets, pivot, activation, config, any_value)
     found = _plans.get(key) if a.is_cuda else None
     if found is not None:
         return found
@@ -129,7 +186,7 @@ def _plan_of(
                                        out3, signals, any_value=any_value)  # fmt: skip
     else:
         launch = _reference_launch(problem, offsets, pivot, any_value=any_value)
-    plan = _Plan(choice, launch)
+    plan = Plan(choice, tuple(out.shape), launch)
     return _plans.put(key, plan) if a.is_cuda else plan
 
 
@@ -227,14 +284,8 @@ def run(
         return out.copy_(part)
     plan = _plan_of(a, b, signals, bias, residual, out, offsets, pivot, activation, config,
                     any_value=any_value)  # fmt: skip
-    if _op.is_watched():
-        _op.announce(plan.choice)
-    if timeout_us < 0 and a.is_cuda:
-        check_queues("async_input_mm" if any_value else "async_input_matmul")
-    signed = (epoch + 2**31) % 2**32 - 2**31
-    with _op.device_guard(a):
-        plan.launch(a, b, bias, residual, out, signals, signed, timeout_us)
-    return out
+    op = "async_input_mm" if any_value else "async_input_matmul"
+    return plan.run(a, b, signals, bias, residual, out, epoch, timeout_us, op)
 
 
 def _forward(
