@@ -52,23 +52,35 @@ def test_the_fastest_wins_and_ratios_are_to_it():
 
 def test_candidates_take_turns_and_short_ones_run_more_often():
     found, machine = tune([0.1, 0.1, 0.11])
-    looks = 3 * (1 + Plan().least_calls)
+    looks = 3 * (1 + 2 * Plan().least_calls)
     turns = [machine.ran[i] for i in range(looks, len(machine.ran), 20)]
     assert [sorted(turns[i : i + 3]) for i in range(0, len(turns), 3)] == [[0, 1, 2]] * found.rounds
     assert turns[:3] != turns[3:6]
     assert tune([1.5])[1].ran == [0] * 4
     _, slow = tune([1.5, 1.5])
-    assert len(slow.ran) == 8 + 2 * 3 * Plan().rounds
+    assert len(slow.ran) == 14 + 2 * 3 * Plan().rounds
 
 
 def test_who_is_far_behind_drops_out_after_a_first_look():
     found, machine = tune([0.2, 0.1, 0.13])
     assert found.winner == 1
     assert found.rounds == 0
-    assert machine.ran.count(0) == 1 + Plan().least_calls
+    assert machine.ran.count(0) == 1 + 2 * Plan().least_calls
     assert found.timings[0].reason == "a first look found it 2.00 times as slow"
     assert found.timings[2].reason == "a first look found it 1.30 times as slow"
     assert found.timings[1].ratio == 1.0
+
+
+def test_a_clock_that_still_rises_drops_nobody():
+    """The default, which comes first, runs at a third of the clock in the first look."""
+
+    class Rising(Machine):
+        def sample(self, call, calls):
+            times = super().sample(call, calls)
+            return [3 * ms for ms in times] if self.step <= 4 else times
+
+    machine = Rising([0.1, 0.1, 0.1])
+    assert compare(machine.calls, machine).winner == 0
 
 
 @pytest.mark.parametrize("drift", [0.0, 0.02, 0.15])
