@@ -268,7 +268,8 @@ def test_a_tuned_launch_costs_no_more_than_a_plain_launcher(tuned, cuda):
     tuner = make(tuned)
     x, y, n = arguments()
     cuda.define(tuner.run(x, y, n, stream=STREAM))
-    plain = launch.prepare(kernels.scale, num_warps=4, num_stages=1)
+    options = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
+    plain = launch.prepare(kernels.scale, **options)
     fake_cuda.warm(plain, (x, y, n), XBLOCK=128)
     calls = {
         "tuned": lambda: tuner.run(x, y, n, stream=STREAM),
