@@ -21,6 +21,7 @@ GOLDEN = {
         "attention",
         "attention_varlen",
         "check_signals",
+        "cpasync",
         "cross_entropy",
         "emulator",
         "errors",
@@ -34,6 +35,7 @@ GOLDEN = {
         "softmax",
         "swiglu",
         "testing",
+        "tuning",
     ],
     "tileloom.scheduling": [
         "AsyncInputScheduler",

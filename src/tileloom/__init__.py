@@ -10,7 +10,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tileloom import emulator, errors, knobs, launch, scheduling, testing
+    from tileloom import (
+        cpasync,
+        emulator,
+        errors,
+        knobs,
+        launch,
+        scheduling,
+        testing,
+        tuning,
+    )
     from tileloom.ops.attention import attention, attention_varlen, masks
     from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
     from tileloom.ops.rowwise.cross_entropy import cross_entropy
@@ -22,7 +31,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _ROWWISE = ("cross_entropy", "layer_norm", "rms_norm", "softmax", "swiglu")
-_MODULES = ("emulator", "errors", "knobs", "launch", "scheduling", "testing")
+_MODULES = (
+    "cpasync", "emulator", "errors", "knobs", "launch", "scheduling", "testing", "tuning",
+)  # fmt: skip
 _PUBLIC = {
     "attention": "tileloom.ops.attention.api:attention",
     "attention_varlen": "tileloom.ops.attention.varlen.api:attention_varlen",
@@ -36,8 +47,8 @@ _PUBLIC = {
 
 __all__ = [
     "__version__", "async_input_matmul", "attention", "attention_varlen", "check_signals",
-    "cross_entropy", "emulator", "errors", "knobs", "launch", "layer_norm", "masks", "matmul",
-    "rms_norm", "scheduling", "softmax", "swiglu", "testing",
+    "cpasync", "cross_entropy", "emulator", "errors", "knobs", "launch", "layer_norm", "masks",
+    "matmul", "rms_norm", "scheduling", "softmax", "swiglu", "testing", "tuning",
 ]  # fmt: skip
 
 
