@@ -22,7 +22,7 @@ from tileloom.bench.gemm_case import GemmCase, load_gemm_cases
 from tileloom.bench.gemm_peers import GEMM_PEERS, takes_part
 from tileloom.bench.timer import Plan
 from tileloom.cli import bench as command
-from tileloom.cli import bench_gemm
+from tileloom.cli import bench_functions
 from tileloom.cli.bench_gemm import _columns, contenders
 from tileloom.errors import OptionError
 from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig
@@ -252,7 +252,7 @@ def card(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(command, "_device", lambda: CPU)
     monkeypatch.setattr(bench, "DeviceTimer", lambda device: OneMs())
-    monkeypatch.setattr(bench_gemm, "copy_bandwidth", lambda device, timer, plan: 2.0)
+    monkeypatch.setattr(bench_functions, "copy_bandwidth", lambda device, timer, plan: 2.0)
     monkeypatch.setattr(machine, "gpu_id", lambda device: "0")
     monkeypatch.setattr(machine, "_properties", lambda device: SimpleNamespace(
         name="a card", major=9, minor=0, multi_processor_count=132, total_memory=1,

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import shlex
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tileloom.bench.function_run import (
-    FunctionContender,
-    FunctionEntry,
-    FunctionSession,
-    copy_bandwidth,
-    run_function_cell,
-)
+from tileloom.bench.function_run import FunctionContender, FunctionEntry
 from tileloom.bench.gemm_bars import CUBLAS, OURS, PLAIN, Cell, GemmBar, judge_gemm
 from tileloom.bench.gemm_case import GemmCase, load_gemm_cases
 from tileloom.bench.gemm_peers import DEFAULT_GEMM_PEERS, GEMM_PEERS, takes_part
+from tileloom.cli.bench_functions import FunctionJob, matching
 from tileloom.errors import OptionError, TileloomError
 
 if TYPE_CHECKING:
@@ -153,43 +144,6 @@ def _columns(every: Sequence[Contender], case: GemmCase) -> list[Contender]:
     return chosen
 
 
-@dataclass
-class _Job:
-    args: argparse.Namespace
-    machine: dict[str, Any]
-    code: dict[str, Any]
-    date: str
-    cells: list[Cell] = field(default_factory=list[Cell])
-    copy_gbps: float = 0.0
-    finished: bool = False
-
-    def keep(self) -> None:
-        """Write the record, if the caller wants one."""
-        from tileloom.bench.store import write
-
-        if self.args.out is None:
-            return
-        cells = [
-            {**asdict(cell), "flops": cell.case.flops, "bytes": cell.case.bytes_moved}
-            for cell in self.cells
-        ]
-        content = {
-            "kind": "tileloom-bench-gemm",
-            "schema": 1,
-            "date": self.date,
-            "finished": self.finished,
-            "command": shlex.join(sys.argv[1:]),
-            "code": self.code,
-            "machine": self.machine,
-            "copy_gbps": self.copy_gbps,
-            "protocol": "docs/benchmarks.md; call_us: the same calls with no kernel spinning "
-            "before them, so that the device waits for the host where the host is slower",
-            "cells": cells,
-            "bars": [asdict(bar) for bar in judge_gemm(self.cells)],
-        }
-        write(self.args.out, content)
-
-
 def _number(cell: Cell, entry: FunctionEntry | None) -> str:
     if entry is None:
         return ""
@@ -232,30 +186,8 @@ def _lines(cells: Sequence[Cell], bars: Sequence[GemmBar]) -> list[str]:
     return [*lines, f"bars: {met} of {len(bars)} met", *told]
 
 
-def _measure(job: _Job, cases: Sequence[GemmCase], session: FunctionSession, end: float) -> None:
-    from tileloom.bench.timer import affordable_rounds
-
-    every = contenders(job.args.peers, job.args.config)
-    for done, case in enumerate(cases):
-        columns = _columns(every, case)
-        left = max(end - time.perf_counter(), 1.0)
-        rounds = affordable_rounds(session.plan, 2 * len(columns), len(cases) - done, left)
-        plan = replace(session.plan, rounds=rounds)
-        cell = run_function_cell(case, columns, replace(session, plan=plan))
-        job.cells.append(cell)
-        shown = ", ".join(f"{entry.name} {_number(cell, entry)}" for entry in cell.entries)
-        print(f"{case.name} ({cell.seconds:.1f} s): {shown}", file=sys.stderr, flush=True)
-        job.finished = done + 1 == len(cases)
-        job.keep()
-
-
 def _selected(args: argparse.Namespace, cases_file: Path) -> list[GemmCase]:
-    patterns = ["*"] if args.cases == "all" else args.cases.split(",")
-    cases = [
-        case
-        for case in load_gemm_cases(cases_file)
-        if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)
-    ]
+    cases = matching(args, load_gemm_cases(cases_file))
     if not cases or args.baseline or args.bars:
         raise OptionError(
             "bench: gemm takes --cases (none matches now, if it was given), --peers, --config, "
@@ -280,45 +212,20 @@ def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int
     Raises:
         OptionError: If an argument names something that does not exist.
     """
-    from rich.console import Console
-
-    from tileloom.bench import DeviceTimer, Plan
-    from tileloom.bench.machine import Watch, describe_machine, git_state, l2_bytes, now
-    from tileloom.bench.table import header
-    from tileloom.bench.watchdog import Watchdog, end_process
-    from tileloom.testing import assert_accurate
-
     cases = _selected(args, cases_file)
     every = contenders(args.peers, args.config)
-    end = time.perf_counter() + (args.budget or 500.0)
-    job = _Job(args, describe_machine(device), git_state(args.commit), now())
-    watch, timer = Watch(device), DeviceTimer(device)
-    plan = Plan(args.rounds or 7, sample_ms=8.0, warm_ms=4.0, pause_s=0.02)
-
-    def expired(text: str) -> None:
-        job.keep()
-        watch.close()
-        end_process(text)
-
-    dog = Watchdog(args.step_limit, on_expiry=expired)
-    try:
-        with dog.running():
-            job.copy_gbps = copy_bandwidth(device, timer, Plan(5, 20.0, 10.0, 0.02))
-            session = FunctionSession(
-                *(device, timer, plan, assert_accurate, l2_bytes(device), job.copy_gbps),
-                card=watch.between,
-                step=dog.step,
-            )
-            _measure(job, cases, session, end)
-    finally:
-        watch.close()
-    console = Console(width=190)
-    for line in (*header(job.machine, job.code, None), f"copy {job.copy_gbps:.0f} GB/s"):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(_table(job.cells))
+    job = FunctionJob(
+        "gemm",
+        args,
+        cases,
+        lambda case: _columns(every, case),
+        _number,
+        lambda case: {"flops": case.flops, "bytes": case.bytes_moved},
+        lambda cells: {"bars": [asdict(bar) for bar in judge_gemm(cells)]},
+    )
+    job.run(device, budget_s=500.0, pause_s=0.02)
     bars = judge_gemm(job.cells)
-    for line in _lines(job.cells, bars):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    job.show(_table(job.cells), _lines(job.cells, bars), width=190)
     own = {one.name for one in every if one.name not in GEMM_PEERS}
     bad = [e for c in job.cells for e in c.entries if e.name in own and e.status != "ok"]
     missed = args.strict and not all(bar.met for bar in bars)

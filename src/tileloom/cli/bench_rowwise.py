@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import shlex
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tileloom.bench.function_run import (
-    FunctionCell,
-    FunctionContender,
-    FunctionEntry,
-    FunctionSession,
-    copy_bandwidth,
-    run_function_cell,
-)
+from tileloom.bench.function_run import FunctionCell, FunctionContender, FunctionEntry
 from tileloom.bench.rowwise_case import EPS, RowwiseCase, load_rowwise_cases
 from tileloom.bench.rowwise_peers import quack, refuse_quack
+from tileloom.cli.bench_functions import FunctionJob, matching
 from tileloom.errors import OptionError
 
 if TYPE_CHECKING:
@@ -79,40 +68,6 @@ def contenders(peers: str | None) -> list[FunctionContender[RowwiseCase]]:
     return [_CONTENDERS[name] for name in (*names, "tileloom")]
 
 
-@dataclass
-class _Job:
-    args: argparse.Namespace
-    machine: dict[str, Any]
-    code: dict[str, Any]
-    date: str
-    cells: list[FunctionCell[RowwiseCase]] = field(
-        default_factory=list["FunctionCell[RowwiseCase]"]
-    )
-    copy_gbps: float = 0.0
-    finished: bool = False
-
-    def keep(self) -> None:
-        """Write the record, if the caller wants one."""
-        from tileloom.bench.store import write
-
-        if self.args.out is None:
-            return
-        content = {
-            "kind": "tileloom-bench-rowwise",
-            "schema": 1,
-            "date": self.date,
-            "finished": self.finished,
-            "command": shlex.join(sys.argv[1:]),
-            "code": self.code,
-            "machine": self.machine,
-            "copy_gbps": self.copy_gbps,
-            "protocol": "docs/benchmarks.md; call_us: the same calls with no kernel spinning "
-            "before them, so that the device waits for the host where the host is slower",
-            "cells": [{**asdict(cell), "bytes": cell.case.bytes_moved} for cell in self.cells],
-        }
-        write(self.args.out, content)
-
-
 def _number(entry: FunctionEntry) -> str:
     if entry.time_ms is None or entry.of_copy is None or entry.call_us is None:
         return entry.status
@@ -133,22 +88,6 @@ def _table(cells: Sequence[FunctionCell[RowwiseCase]]) -> Table:
     return table
 
 
-def _measure(job: _Job, cases: Sequence[RowwiseCase], session: FunctionSession, end: float) -> None:
-    from tileloom.bench.timer import affordable_rounds
-
-    columns = contenders(job.args.peers)
-    for done, case in enumerate(cases):
-        left = max(end - time.perf_counter(), 1.0)
-        rounds = affordable_rounds(session.plan, 2 * len(columns), len(cases) - done, left)
-        plan = replace(session.plan, rounds=rounds)
-        cell = run_function_cell(case, columns, replace(session, plan=plan))
-        job.cells.append(cell)
-        shown = ", ".join(f"{entry.name} {_number(entry)}" for entry in cell.entries)
-        print(f"{case.name} ({cell.seconds:.1f} s): {shown}", file=sys.stderr, flush=True)
-        job.finished = done + 1 == len(cases)
-        job.keep()
-
-
 def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int:
     """Measure the row-wise operators.
 
@@ -163,54 +102,25 @@ def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int
     Raises:
         OptionError: If an argument names something that does not exist.
     """
-    from rich.console import Console
-
-    from tileloom.bench import DeviceTimer, Plan
-    from tileloom.bench.machine import Watch, describe_machine, git_state, l2_bytes, now
-    from tileloom.bench.table import header
-    from tileloom.bench.watchdog import Watchdog, end_process
-    from tileloom.testing import assert_accurate
-
-    patterns = ["*"] if args.cases == "all" else args.cases.split(",")
-    cases = [
-        case
-        for case in load_rowwise_cases(cases_file)
-        if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in patterns)
-    ]
+    cases = matching(args, load_rowwise_cases(cases_file))
     if not cases or args.config or args.baseline or args.strict:
         raise OptionError(
             "bench: rowwise takes --cases (none matches now, if it was given), --peers, --rounds, "
             "--budget, --step-limit, --commit and --out; --config, --baseline, --bars and --strict "
             "are for attention."
         )
-    end = time.perf_counter() + (args.budget or 400.0)
-    job = _Job(args, describe_machine(device), git_state(args.commit), now())
-    watch, timer = Watch(device), DeviceTimer(device)
-    plan = Plan(args.rounds or 7, sample_ms=8.0, warm_ms=4.0, pause_s=0.01)
-
-    def expired(text: str) -> None:
-        watch.close()
-        end_process(text)
-
-    dog = Watchdog(args.step_limit, on_expiry=expired)
-    try:
-        with dog.running():
-            job.copy_gbps = copy_bandwidth(device, timer, Plan(5, 20.0, 10.0, 0.02))
-            session = FunctionSession(
-                *(device, timer, plan, assert_accurate, l2_bytes(device), job.copy_gbps),
-                card=watch.between,
-                step=dog.step,
-            )
-            _measure(job, cases, session, end)
-    finally:
-        watch.close()
-    console = Console(width=170)
-    for line in (*header(job.machine, job.code, None), f"copy {job.copy_gbps:.0f} GB/s"):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(_table(job.cells))
-    bad = [e for cell in job.cells for e in cell.entries if e.status != "ok"]
-    for cell in job.cells:
-        for entry in cell.entries:
-            if entry.reason:
-                console.print(f"{cell.case.name}: {entry.name}: {entry.reason}", markup=False)
-    return 1 if any(e.name == "tileloom" for e in bad) or not job.finished else 0
+    columns = contenders(args.peers)
+    job = FunctionJob(
+        "rowwise",
+        args,
+        cases,
+        lambda case: columns,
+        lambda cell, entry: _number(entry),
+        lambda case: {"bytes": case.bytes_moved},
+    )
+    job.run(device, budget_s=400.0, pause_s=0.01)
+    entries = [(cell, entry) for cell in job.cells for entry in cell.entries]
+    why = [f"{cell.case.name}: {e.name}: {e.reason}" for cell, e in entries if e.reason]
+    job.show(_table(job.cells), why, width=170)
+    bad = [e for _, e in entries if e.name == "tileloom" and e.status != "ok"]
+    return 1 if bad or not job.finished else 0
