@@ -168,7 +168,7 @@ def _without_a_wait() -> Generator[str]:
         holders = [
             holder
             for name, holder in list(sys.modules.items())
-            if name.startswith("tileloom.") and getattr(holder, LAUNCHED, None) is whole
+            if name.startswith("tileloom.") and vars(holder).get(LAUNCHED) is whole
         ]
         try:
             for holder in holders:
