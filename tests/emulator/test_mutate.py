@@ -42,6 +42,45 @@ def test_mutants_cover_every_synchronising_statement():
     assert {m.function for m in found} == {"load_tiles", "multiply_tiles", "specialised_gemm"}
 
 
+def test_mutants_under_the_names_of_cpasync():
+    """The names that `tileloom.cpasync.gluon` gives to Gluon's functions are damaged alike."""
+    plain = """
+@gluon.jit
+def kernel(full, desc):
+    mbarrier.init(full, count=4)
+    mbarrier.invalidate(full)
+    mbarrier.expect(full, desc.block_type.nbytes)
+    mbarrier.wait(full, 0)
+    mbarrier.arrive(full, count=2)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    tma.store_wait(0)
+"""
+    names = {
+        "mbarrier.init": "cp.mbarrier_init", "mbarrier.invalidate": "cp.mbarrier_invalidate",
+        "mbarrier.expect": "cp.arrive_and_expect_tx", "mbarrier.wait": "cp.mbarrier_wait",
+        "mbarrier.arrive": "cp.mbarrier_arrive", "async_copy.commit_group": "cp.cp_async_commit",
+        "async_copy.wait_group": "cp.cp_async_wait", "tma.store_wait": "cp.tma_store_wait",
+    }  # fmt: skip
+    named = plain
+    for old, new in names.items():
+        named = named.replace(old, new)
+    assert [m.line for m in mutants(named)] == [m.line for m in mutants(plain)]
+    assert {m.line for m in mutants(plain)} == set(range(4, 12))
+    changes = {m.change for m in mutants(named)}
+    assert changes >= {
+        "phase inverted", "half the bytes expected", "half the arrivals expected",
+        "tma_store_wait leaves one more in flight", "cp_async_wait leaves one more in flight",
+        "removed mbarrier_wait", "count of mbarrier_arrive one higher",
+    }  # fmt: skip
+    only = "@gluon.jit\ndef kernel(b):\n"
+    for name in (
+        "fence_barrier_init", "fence_proxy_async", "mbarrier_arrive_each_thread",
+        "mbarrier_cp_async_arrive", "mbarrier_cp_async_arrive_noinc",
+    ):  # fmt: skip
+        assert [m.change for m in mutants(f"{only}    cp.{name}(b)\n")] == [f"removed {name}"]
+
+
 def test_mutants_leave_the_rest_of_the_file_alone():
     text = (CASE / "shared_exchange.py").read_text()
     for mutant in changes_of("shared_exchange"):

@@ -138,9 +138,9 @@ def is_running(process):
 
 HANGS = """#!/bin/sh
 for name in "$@"; do
-  if [ -f "$name" ] && grep -q "reqntid 256" "$name"; then echo $$ >> {pids}; sleep 600; fi
+  if [ -f "$name" ] && grep -q "reqntid 256" "$name"; then echo $$ >> "{pids}"; sleep 600; fi
 done
-exec {ptxas} "$@"
+exec "{ptxas}" "$@"
 """
 
 

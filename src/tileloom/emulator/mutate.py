@@ -15,15 +15,23 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+# Names of Gluon, and those that `tileloom.cpasync.gluon` gives the same.
+_MBARRIER_WAITS = {"wait", "mbarrier_wait"}
+_EXPECTS = {"expect", "arrive_and_expect_tx"}
+_INITS = {"init", "mbarrier_init"}
+_WEAKER = {"store_wait", "tma_store_wait", "warpgroup_mma_wait", "wait_group", "cp_async_wait"}
 _WAITS = {
-    "wait", "store_wait", "warpgroup_mma_wait", "wait_group", "named_barrier_sync", "barrier",
-    "debug_barrier", "thread_barrier",
+    *_MBARRIER_WAITS, *_WEAKER, "named_barrier_sync", "barrier", "debug_barrier", "thread_barrier",
 }  # fmt: skip
 _RELEASES = {
-    "arrive", "mbarrier_arrive", "arrive_each_thread", "named_barrier_arrive", "commit_group",
+    "arrive", "mbarrier_arrive", "arrive_each_thread", "mbarrier_arrive_each_thread",
+    "mbarrier_cp_async_arrive", "mbarrier_cp_async_arrive_noinc", "named_barrier_arrive",
+    "commit_group", "cp_async_commit",
 }  # fmt: skip
-_OTHERS = {"expect", "init", "invalidate", "fence_async_shared", "fence_proxy_async"}
-_WEAKER = {"store_wait", "warpgroup_mma_wait", "wait_group"}
+_OTHERS = {
+    *_EXPECTS, *_INITS, "invalidate", "mbarrier_invalidate", "fence_async_shared",
+    "fence_proxy_async", "fence_barrier_init",
+}  # fmt: skip
 # What a release may release: an access before it, or a wait for one.
 _RELEASED = _WAITS | {"load", "store", "warpgroup_mma", "gather", "scatter"}
 _HARMLESS = re.compile(r"#\s*tileloom:\s*harmless\((.+)\)\s*$")
@@ -286,16 +294,16 @@ def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
     if name in _WEAKER and node.args:
         change = f"{name} leaves one more in flight"
         yield source.mutant(node.args[0], f"({source.segment(node.args[0])}) + 1", change)
-    if name == "wait" and len(node.args) > 1:
+    if name in _MBARRIER_WAITS and len(node.args) > 1:
         yield source.mutant(node.args[1], f"({source.segment(node.args[1])}) ^ 1", "phase inverted")
-    if name == "expect" and len(node.args) > 1:
+    if name in _EXPECTS and len(node.args) > 1:
         count = source.segment(node.args[1])
         yield source.mutant(node.args[1], f"({count}) // 2", "half the bytes expected")
     for keyword in node.keywords:
-        if keyword.arg == "count" and name in ("init", "arrive"):
+        if keyword.arg == "count" and name in {*_INITS, "arrive", "mbarrier_arrive"}:
             count = source.segment(keyword.value)
             yield source.mutant(keyword.value, f"({count}) + 1", f"count of {name} one higher")
-            if name == "init" and count != "1":
+            if name in _INITS and count != "1":
                 yield source.mutant(keyword.value, f"({count}) // 2", "half the arrivals expected")
         if keyword.arg == "pred":
             yield source.mutant(keyword.value, "True", "predicate removed")
