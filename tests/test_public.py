@@ -28,6 +28,7 @@ GOLDEN = {
         "knobs",
         "launch",
         "layer_norm",
+        "log",
         "masks",
         "matmul",
         "rms_norm",

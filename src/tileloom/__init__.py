@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         errors,
         knobs,
         launch,
+        log,
         scheduling,
         testing,
         tuning,
@@ -32,7 +33,7 @@ __version__ = "0.1.0"
 
 _ROWWISE = ("cross_entropy", "layer_norm", "rms_norm", "softmax", "swiglu")
 _MODULES = (
-    "cpasync", "emulator", "errors", "knobs", "launch", "scheduling", "testing", "tuning",
+    "cpasync", "emulator", "errors", "knobs", "launch", "log", "scheduling", "testing", "tuning",
 )  # fmt: skip
 _PUBLIC = {
     "attention": "tileloom.ops.attention.api:attention",
@@ -47,8 +48,8 @@ _PUBLIC = {
 
 __all__ = [
     "__version__", "async_input_matmul", "attention", "attention_varlen", "check_signals",
-    "cpasync", "cross_entropy", "emulator", "errors", "knobs", "launch", "layer_norm", "masks",
-    "matmul", "rms_norm", "scheduling", "softmax", "swiglu", "testing", "tuning",
+    "cpasync", "cross_entropy", "emulator", "errors", "knobs", "launch", "layer_norm", "log",
+    "masks", "matmul", "rms_norm", "scheduling", "softmax", "swiglu", "testing", "tuning",
 ]  # fmt: skip
 
 

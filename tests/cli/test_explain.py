@@ -45,6 +45,8 @@ def test_a_chunk_that_never_comes_is_said_and_exits_with_1(capsys):
         (["--arrivals", "x"], "--arrivals is 'x'; it must be numbers of 0 or more"),
         (["--chunks", "2", "--pivot", "2"], "chunk_pivot is 2; it must be in 0 .. 1"),
         (["--chunk-offsets", "0,5"], "must begin with 0 and end with M = 64"),
+        (["--svg", "/nowhere/plan.svg"], "--svg /nowhere/plan.svg cannot be written: No such file"),
+        (["--tile-us", "-1"], "--tile-us is -1.0; it must be above 0"),
         (["--chunks", "2", "--arrivals", "1"], "arrivals has 1 entries; it must have one for each"),
     ],
 )

@@ -53,13 +53,21 @@ def run(args: argparse.Namespace) -> int:
     arrivals = None
     if args.arrivals:
         arrivals = [us * 1e-6 for us in _numbers("--arrivals", args.arrivals)]
+    if args.tile_us is not None and not args.tile_us > 0:
+        raise OptionError(f"--tile-us is {args.tile_us}; it must be above 0, in microseconds.")
     seconds = args.tile_us * 1e-6 if args.tile_us else _seconds_of(params, args.sms)
     played = simulate(
         params, grid, arrivals=arrivals, tile_seconds=seconds, is_dynamic=args.dynamic
     )
     print(summary(params, played, seconds, arrivals))
     if args.svg:
-        args.svg.write_text(picture(params, played, arrivals))
+        try:
+            args.svg.write_text(picture(params, played, arrivals))
+        except OSError as error:
+            raise OptionError(
+                f"--svg {args.svg} cannot be written: {error.strerror}. Try: a file in a "
+                "folder that is there."
+            ) from None
         print(f"\npicture: {args.svg}")
     return 1 if played.stuck else 0
 

@@ -26,7 +26,7 @@ COMMANDS = {
     "bundle": "build, show and verify files of compiled kernels",
     "cache": "list, show, verify, clear and export the winners of tuned kernels",
     "bench": "time an operator beside its peers",
-    "explain": "say which backend takes a problem, and why not the others",
+    "explain": "print and draw which block works on which tile of a matrix product",
     "check": "run a kernel in the emulator and look for races",
 }
 
