@@ -323,6 +323,19 @@ WRONG = {
         "tuning: 5 arguments are given by position in a launch of 'row_sum', which takes x, y, "
         "rows, cols. Try: these in order, compile-time arguments by name.",
     ),
+    "a block that the configs set": (
+        lambda: row_sum(X, X, 4, 16, XBLOCK=32),
+        ArgumentError,
+        "tuning: XBLOCK is given, which the configs set, in a launch of 'row_sum', which takes x, "
+        "y, rows, cols. Try: these in order, compile-time arguments by name.",
+    ),
+    "a hint that is a text": (
+        lambda: tuning.Facts(reduction_hint="inner"),
+        OptionError,
+        "Facts: reduction_hint is 'inner'; it must be one of ReductionHint.INNER, "
+        "ReductionHint.OUTER, ReductionHint.OUTER_TINY, ReductionHint.DEFAULT. Try: "
+        "ReductionHint.DEFAULT.",
+    ),
     "an unknown argument": (
         lambda: row_sum(X, X, 4, 16, eps=1),
         ArgumentError,

@@ -158,6 +158,15 @@ class Facts:
     multi_processor_count: int = 0
     major: int = 0
 
+    def __post_init__(self) -> None:
+        for name, kind in (("reduction_hint", ReductionHint), ("tile_hint", TileHint)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise OptionError(
+                    f"Facts: {name} is {value!r}; it must be one of "
+                    f"{', '.join(str(hint) for hint in kind)}. Try: {kind.DEFAULT}."
+                )
+
     @classmethod
     def of(
         cls,

@@ -315,6 +315,8 @@ class TunedKernel:
             wrong = f"{', '.join(twice)} is given twice"
         elif odd := [name for name in named if name not in self.fn.arg_names]:
             wrong = f"{', '.join(odd)} is no argument"
+        elif own := [name for name in named if name in self._set_by_configs()]:
+            wrong = f"{', '.join(own)} is given, which the configs set,"
         values: dict[str, Any] = {}
         for parameter in self._parameters:
             name = parameter.name
@@ -329,6 +331,11 @@ class TunedKernel:
                 f"{', '.join(self._open)}. Try: these in order, compile-time arguments by name."
             )
         return values
+
+    def _set_by_configs(self) -> set[str]:
+        """Names that a launch cannot give, because each candidate has its own value."""
+        blocks = {block_name(dim) for dim in self.sizes} | {"RSPLIT"}
+        return blocks.union(*(config.kwargs for config in self._given or ()))
 
     def _size(self, name: str, value: Any) -> int:
         if type(value) is not int or value < 0:
