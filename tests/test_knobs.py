@@ -99,3 +99,13 @@ def test_a_variable_that_cuda_reads(monkeypatch):
     assert knobs.environment_of_cuda("CUDA_LAUNCH_BLOCKING") == "1"
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING")
     assert knobs.environment_of_cuda("CUDA_LAUNCH_BLOCKING") is None
+
+
+def test_a_text_set_from_python_is_read_as_the_variable_is():
+    with knobs.scope({"dispatch.warn": "no", "tuning.timeout": "7"}):
+        assert knobs.get("dispatch.warn") is False
+        assert knobs.get("tuning.timeout") == 7.0
+    text = r"^knobs: launch\.tier is set to 'foo'; it must be .*plain.*\. Try: such a value\.$"
+    with pytest.raises(knobs.KnobError, match=text):
+        knobs.set("launch.tier", "foo")
+    assert knobs.get("launch.tier") == "auto"

@@ -144,13 +144,21 @@ def set(name: str, value: Any) -> None:
 
     Args:
         name: For example ``"dispatch.warn"``.
-        value: A value of the knob's type.
+        value: A value of the knob's type, or a text as its variable takes it.
 
     Raises:
-        KnobError: If there is no such knob.
+        KnobError: If there is no such knob, or the text cannot be read.
     """
-    if name not in KNOBS:
+    knob = KNOBS.get(name)
+    if knob is None:
         raise _unknown(name)
+    if isinstance(value, str):
+        try:
+            value = knob.read(value)
+        except (ValueError, RuntimeError) as error:
+            raise KnobError(
+                f"knobs: {name} is set to {value!r}; it must be {error}. Try: such a value."
+            ) from None
     _set[name] = value
 
 
