@@ -132,6 +132,7 @@ def test_a_file_without_a_launch_is_refused(tmp_path):
     ("text", "options", "sentence"),
     [
         ("def main(:", [], "SyntaxError"),
+        ("def main(:", [], "of which failed; 0 errors, 0 warnings"),
         ("\xff", [], "no kernel: 0 launches"),
         ("CASES = [1]", [], "CASES of FILE is a list; it must map names to functions without"),
         ("def main():\n    pass", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no"),

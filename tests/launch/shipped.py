@@ -4,7 +4,7 @@ import pickle
 import re
 
 from filelock import FileLock
-from tests.launch.versions import triton_folder
+from tests.launch.versions import KNOWN_FAULTS, triton_folder
 
 from tileloom.cli.inspect import shipped_specs
 from tileloom.launch.aot import compile_in_workers
@@ -28,30 +28,35 @@ def is_quick(name):
 def pairs(version, *, full):
     """What is compiled. Without `full` not all.
 
-    No kernel that is ALIKE; and of a portable function the first and the last spec stand for all on
-    other architectures than sm_90, which only the own Triton compiles for, and on other Tritons
-    than the own one and 3.6.0, which GPU machines have.
+    No kernel that is ALIKE. All others for sm_90 on 3.6.0, which GPU machines have; on the own
+    Triton all in Gluon; on others one in three in Gluon, and those with a known fault. Where
+    portable functions are not compiled whole, the first and the last spec of each are: on the own
+    Triton for every architecture, on others for sm_90.
     """
     every = [(spec, arch) for spec in SPECS.values() for arch in spec.archs]
     if full:
         return every
-    ends = _ends()
+    names = _names(version)
     return [
         (spec, arch)
         for spec, arch in every
-        if is_quick(spec.name)
-        and (version == OWN or arch == "sm_90")
-        and (spec.gluon or spec.name in ends or (arch == "sm_90" and version in (OWN, "3.6.0")))
+        if spec.name in names and (version == OWN or arch == "sm_90")
     ]
 
 
-def _ends():
-    """Names of the first and the last quick spec of each function."""
+def _names(version):
+    """Names of the quick specs of a version."""
+    quick = [name for name in SPECS if is_quick(name)]
+    if version == "3.6.0":
+        return set(quick)
     by_function = {}
-    for name, spec in SPECS.items():
-        if is_quick(name):
-            by_function.setdefault(spec.function, []).append(name)
-    return {name for names in by_function.values() for name in (names[0], names[-1])}
+    for name in quick:
+        by_function.setdefault(SPECS[name].function, []).append(name)
+    chosen = {name for of, name in KNOWN_FAULTS if of == version}
+    for names in by_function.values():
+        gluon = SPECS[names[0]].gluon
+        chosen.update(names[:: 1 if version == OWN else 3] if gluon else (names[0], names[-1]))
+    return chosen
 
 
 def compile_once(version, *, full, shared, cache):

@@ -139,8 +139,9 @@ def _write_text(result: Result, target: str, ways: list[Setting]) -> None:
     errors = len(result.errors)
     others = len(result.findings) - errors
     kernels = ", ".join(sorted(result.kernels)) or "no kernel"
+    failed = f", {len(result.failures)} of which failed" if result.failures else ""
     print(
-        f"{kernels}: {result.launches} launches in {len(ways)} runs; {errors} errors, "
+        f"{kernels}: {result.launches} launches in {len(ways)} runs{failed}; {errors} errors, "
         f"{others} warnings and infos"
     )
 

@@ -373,6 +373,8 @@ def _failure_of(action: Callable[[], Any]) -> tuple[str, str]:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             return f"the script ends with status {stop.code}", "raised"
+    except SyntaxError as error:
+        return "".join(traceback.format_exception_only(error)), "raised"
     except Exception as error:
         kind = "wrong" if isinstance(error, AssertionError) else "raised"
         return traceback.format_exc(limit=-4), kind
