@@ -20,6 +20,12 @@ def test_default(emulated):
     copy[(1,)](x, y, 100, 128)
     assert (y == 1).all() and emulated.reports == []
 
+@pytest.mark.emulate(schedules=("late",), map_cuda=True)
+def test_as_on_a_gpu():
+    x, y = torch.ones(100, device="cuda"), torch.zeros(100).cuda()
+    copy[(1,)](x, y, 100, 128)
+    assert (y == 1).all()
+
 @pytest.mark.emulate(schedules=("random",), seeds=(1, 2), levels=("ttir", "ttgir"))
 def test_marked(emulated):
     assert emulated.options.schedule == "random"
@@ -59,6 +65,7 @@ def test_fixture_runs_each_schedule_and_raises_on_errors(tmp_path):
     for way in ("ttir-random1", "ttir-random2", "ttgir-random1", "ttgir-random2"):
         assert f"PASSED test_it.py::test_marked[{way}]" in out
     assert "OutOfBoundsError" in out
+    assert "PASSED test_it.py::test_as_on_a_gpu[ttgir-late]" in out
     assert "PASSED test_it.py::TestMarkerAlone::test_alone[ttir-late]" in out
     for n in (1, 100):
         assert f"PASSED test_it.py::TestMarkerAlone::test_closest[machine-late-{n}]" in out
