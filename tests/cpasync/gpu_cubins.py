@@ -13,6 +13,15 @@ from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES
 from tests.house import ROOT
 
 FOLDER = ROOT / ".cute-cubins"
+POLICIES = (None, "normal", "first", "last", "fraction")
+# Of multicast loads: which blocks of the cluster receive the slice of each.
+MASKS = {
+    "2": (0b11, 0b11),
+    "2-exchange": (0b10, 0b01),
+    "4": (0b1111,) * 4,
+    "4-some": (0b0001, 0b0110, 0b1000, 0b0101),
+    "8": (0b11111111,) * 8,
+}
 
 
 def _copy(size, how):
@@ -47,6 +56,38 @@ def _wait():
     return _binary(probes.wait_probe, arguments, ("*i32", "i32"))
 
 
+def _im2col(rank, box_bytes):
+    import cutlass
+
+    from tests.cpasync import probes_sm90
+
+    zeros = [(cutlass.Int32(0),) * n for n in (rank, rank - 2)]
+    types = ("nvTmaDesc",) * 2 + ("i32",) * (2 * rank - 2)
+    return _binary(probes_sm90.im2col_probe, [*zeros, box_bytes], types)
+
+
+def _bulk(policy):
+    import cutlass
+
+    from tests.cpasync import probes, probes_sm90
+    from tileloom import cpasync
+
+    if policy == "fraction":
+        policy = cpasync.cache_policy("last", 0.5, "first")
+    memory = [probes.memory(cutlass.Float32)] * 2
+    arguments = [*memory, cutlass.Int32(16), policy]
+    return _binary(probes_sm90.bulk_probe, arguments, ("*fp32", "*fp32", "i32"))
+
+
+def _sm90(name, memories, types, *options):
+    import cutlass
+
+    from tests.cpasync import probes, probes_sm90
+
+    memory = [probes.memory(getattr(cutlass, kind)) for kind in memories]
+    return _binary(getattr(probes_sm90, name), [*memory, *options], types)
+
+
 def _binary(function, arguments, types, **known):
     from tileloom.cpasync.cubin import compile_cubin
 
@@ -71,7 +112,22 @@ PROBES = {
         for dtype, op in REDUCTIONS
     },
     "probe-wait": (_wait,),
-}
+    **{f"probe-im2col-{rank}": (_im2col, rank, 64 * 64 * 2) for rank in (3, 4, 5)},
+    **{f"probe-bulk-{policy}": (_bulk, policy) for policy in POLICIES},
+    "probe-arrivals": (_sm90, "arrivals_probe", ("Float32",) * 2, ("*fp32",) * 2),
+    **{
+        f"probe-multicast-{kind}-{name}": (
+            _sm90, "multicast_probe", ("Float32",) * 2, ("nvTmaDesc", "*fp32", "*fp32"), masks,
+            kind == "bulk",
+        )
+        for name, masks in MASKS.items()
+        for kind in ("box", "bulk")
+    },
+    **{
+        f"probe-remote-{blocks}": (_sm90, "remote_probe", ("Int32",), ("*i32",), blocks)
+        for blocks in (2, 4, 8)
+    },
+}  # fmt: skip
 
 
 def made(name):

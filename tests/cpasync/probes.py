@@ -21,7 +21,10 @@ def _copy_kernel(
     size: cutlass.Constexpr,
     how: cutlass.Constexpr,
 ):
-    """Each thread copies to 16 bytes of its own, which held STALE; `sizes` says how much."""
+    """Each thread copies within 16 bytes of its own, which held STALE; `sizes` says how much.
+
+    From and to every multiple of the size.
+    """
     thread = cute.arch.thread_idx()[0]
     smem = cute.arch.alloc_smem(cutlass.Float32, THREADS * 4, alignment=16)
     slot = cute.make_tensor(smem + thread * 4, cute.make_layout(4))
@@ -29,7 +32,9 @@ def _copy_kernel(
         slot[i] = cutlass.Float32(STALE)
     cute.arch.sync_threads()
     given = cute.make_tensor(sizes, cute.make_layout(THREADS))[thread]
-    dst, src = smem + thread * 4, source + thread * 4
+    each, words = 16 // size, size // 4
+    dst = smem + thread * 4 + thread // each % each * words
+    src = source + thread * 4 + thread % each * words
     if cutlass.const_expr(how == "src_size"):
         modifier = "cg" if size == 16 else "ca"
         cpasync.cp_async_shared_global(dst, src, size, modifier, src_size=given)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 import torch
 
 from tests.cpasync import examples, gpu_cubins
 from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES
+from tests.launch import fake_cuda
+from tileloom.cpasync.cubin import Cubin
+from tileloom.errors import OptionError
 
 SAMPLE = (
     "axpby-4-ca",
@@ -17,6 +22,9 @@ SAMPLE = (
     "probe-box-3d-s64b",
     "probe-reduce-Uint64-xor",
     "probe-wait",
+    "probe-im2col-4",
+    "probe-bulk-fraction",
+    "probe-multicast-box-4-some",
 )
 BYTES = {"nvTmaDesc": 128, "i64": 8, "i32": 4, "fp32": 4}
 
@@ -26,7 +34,8 @@ def test_parameters_fit_and_files_keep_all(kernels, name, tmp_path):
     binary = gpu_cubins.made(name)
     sizes = tuple(8 if kind.startswith("*") else BYTES[kind] for kind in binary.types)
     assert binary.cubin.parameter_bytes == sizes
-    assert len(binary.boxes) == binary.types.count("nvTmaDesc")
+    if binary.boxes:
+        assert len(binary.boxes) == binary.types.count("nvTmaDesc")
     binary.save(tmp_path / "kernel.json")
     assert examples.load("cubins").Binary.load(tmp_path / "kernel.json") == binary
 
@@ -37,6 +46,11 @@ def test_every_gpu_test_has_its_kernel(kernels):
         *(f"probe-copy-{size}-{how}" for size, how in COPIES),
         *(f"probe-box-{name}-{swizzle}" for name in BOXES for swizzle in SWIZZLES),
         *(f"probe-reduce-{dtype}-{op}" for dtype, op in REDUCTIONS),
+        *(f"probe-im2col-{rank}" for rank in (3, 4, 5)),
+        *(f"probe-bulk-{policy}" for policy in gpu_cubins.POLICIES),
+        *(f"probe-multicast-{k}-{name}" for name in gpu_cubins.MASKS for k in ("box", "bulk")),
+        *(f"probe-remote-{blocks}" for blocks in (2, 4, 8)),
+        "probe-arrivals",
         "probe-wait",
     }
 
@@ -72,3 +86,50 @@ def test_grids_and_numbers_of_the_launches(kernels, monkeypatch):
     assert cubins.parts(128, 256, 4096) == 4
     assert cubins.parts(128, 256, 600) == 1
     assert cubins.parts(4096, 4096, 4096) == 1
+
+
+PLAIN = Cubin("copy_kernel", "sm_90a", b"\x7fELF", "", (8,), 128)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "whole"), [((2,), (2, 1, 1)), ((1, 4), (1, 4, 1)), ((2, 2, 2), (2, 2, 2))]
+)
+def test_clusters_reach_the_driver(cluster, whole):
+    """CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION is 4; the grid counts blocks."""
+    with fake_cuda.installed() as fake:
+        launch = PLAIN.launcher(
+            ["*fp16"], grid=(4, 8, 2), shared_bytes=0, device=0, cluster=cluster, pdl=True
+        )
+        launch(0, 64)
+        record = fake.last()
+    size = 72
+    found = [record.attributes[at : at + size] for at in range(0, len(record.attributes), size)]
+    said = {each[0]: struct.unpack_from("<3I", each, 8) for each in found}
+    assert said[4] == whole
+    assert 6 in said
+    assert record.grid == (4, 8, 2)
+
+
+def test_one_block_is_no_cluster():
+    with fake_cuda.installed() as fake:
+        PLAIN.launcher(["*fp16"], grid=(3,), shared_bytes=0, device=0)(0, 64)
+        assert not fake.last().attributes
+
+
+@pytest.mark.parametrize("cluster", [(), (2, 0), (4, 4), (1, 1, 1, 1), "ab", 2])
+def test_clusters_that_are_none(cluster):
+    with fake_cuda.installed(), pytest.raises(OptionError) as caught:
+        PLAIN.launcher(["*fp16"], grid=(16,), shared_bytes=0, device=0, cluster=cluster)
+    assert str(caught.value) == (
+        f"launch: the cluster of kernel 'copy_kernel' is {cluster!r}; it takes one to three "
+        "integers of at least 1, whose product is at most 8. Try: (2, 1, 1)."
+    )
+
+
+def test_a_grid_that_clusters_do_not_fill():
+    with fake_cuda.installed(), pytest.raises(OptionError) as caught:
+        PLAIN.launcher(["*fp16"], grid=(8, 3), shared_bytes=0, device=0, cluster=(2, 2))
+    assert str(caught.value) == (
+        "launch: the grid of kernel 'copy_kernel' is (8, 3, 1), which clusters of (2, 2, 1) blocks "
+        "do not fill. Try: (8, 4, 1)."
+    )

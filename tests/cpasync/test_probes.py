@@ -32,14 +32,17 @@ def copy_case(size, how):
     sizes = (np.arange(128) * 7 % (size + 1)).astype(np.int32)
     stale = np.full(4, -1, np.float32).view(np.uint8)
     expected = np.tile(stale, (128, 1))
+    each = 16 // size
     for thread, given in enumerate(sizes):
+        read = source[thread, thread % each * size :][:size]
+        written = expected[thread, thread // each % each * size :][:size]
         if how == "src_size":
-            expected[thread, :size] = 0
-            expected[thread, :given] = source[thread, :given]
+            written[:] = 0
+            written[:given] = read[:given]
         elif given > 0:
-            expected[thread, :size] = source[thread, :size]
+            written[:] = read
         elif how == "zero_fill":
-            expected[thread, :size] = 0
+            written[:] = 0
     return source, sizes, expected
 
 
@@ -74,12 +77,18 @@ BOXES = {  # shape, box and coordinates, each with the outermost first
     "outside": ((16, 64), (8, 64), (16, 0)),
 }
 SWIZZLES = {"none": 64, "s32b": 16, "s64b": 32, "s128b": 64}  # float16 columns of a box
-REDUCTIONS = [
-    ("Float16", "add"), ("BFloat16", "add"), ("Float32", "add"), ("Int32", "add"),
-    ("Uint32", "add"), ("Uint64", "add"), ("Float16", "min"), ("BFloat16", "max"),
-    ("Int32", "min"), ("Uint32", "max"), ("Int64", "max"), ("Uint64", "min"), ("Uint32", "inc"),
-    ("Uint32", "dec"), ("Uint32", "and"), ("Uint32", "or"), ("Uint64", "xor"),
-]  # fmt: skip
+_INTEGERS = "Int32", "Uint32", "Int64", "Uint64"
+_BY_OPERATION = {
+    "add": (*_INTEGERS, "Float16", "BFloat16", "Float32"),
+    "min": (*_INTEGERS, "Float16", "BFloat16"),
+    "max": (*_INTEGERS, "Float16", "BFloat16"),
+    "inc": ("Uint32",),
+    "dec": ("Uint32",),
+    "and": _INTEGERS,
+    "or": _INTEGERS,
+    "xor": _INTEGERS,
+}
+REDUCTIONS = [(dtype, op) for op, dtypes in _BY_OPERATION.items() for dtype in dtypes]
 
 
 def box_probe(probes, dtype, shape, box, crd, swizzle="none", op=None, arch="sm_90a"):

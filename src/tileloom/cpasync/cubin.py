@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +21,7 @@ from tileloom.launch.bundle_parameters import ptx_fields
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 _THREADS = re.compile(r"\.reqntid (\d+)(?:, (\d+), (\d+))?")
 _BYTES = {"nvTmaDesc": 128, "i64": 8, "u64": 8, "fp64": 8, "i32": 4, "u32": 4, "fp32": 4}
+_MOST_TOGETHER = 8  # what every GPU with clusters takes
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Cubin:
         grid: Sequence[int],
         shared_bytes: int,
         device: int,
+        cluster: Sequence[int] = (1, 1, 1),
         cooperative: bool = False,
         pdl: bool = False,
     ) -> Callable[..., None]:
@@ -59,6 +63,7 @@ class Cubin:
             grid: Blocks along x, y and z.
             shared_bytes: Dynamic shared memory of a block.
             device: The device's number.
+            cluster: Blocks of a cluster along x, y and z, 8 together at most.
             cooperative: Whether all blocks must be resident together, as a grid barrier wants.
             pdl: Whether the kernel may start before the one ahead of it ends.
 
@@ -68,7 +73,8 @@ class Cubin:
             there are; what lies behind an address must live until the kernel has run.
 
         Raises:
-            OptionError: If the types do not fit the binary, or the grid is none.
+            OptionError: If the types do not fit the binary, the grid is none, or it does not
+                consist of such clusters.
             LaunchError: If the device does not take the binary.
         """
         sizes = tuple(8 if kind.startswith("*") else _BYTES.get(kind, 0) for kind in types)
@@ -80,9 +86,11 @@ class Cubin:
             )
         function = driver.load_cubin(self.code, self.name, shared_bytes=shared_bytes, device=device)
         blocks = driver.normal_grid(grid, self.name)
+        together = _normal_cluster(cluster, blocks, self.name)
         run = driver.packed_launch(
             function.handle, list(types), {}, grid=blocks, threads=self.threads, name=self.name,
-            device=device, shared_bytes=shared_bytes, cooperative=cooperative, pdl=pdl,
+            device=device, shared_bytes=shared_bytes, cluster=together, cooperative=cooperative,
+            pdl=pdl,
         )  # fmt: skip
         count = len(types)
 
@@ -95,6 +103,28 @@ class Cubin:
             run(stream, *map(_value, arguments))
 
         return launch
+
+
+def _normal_cluster(
+    cluster: Sequence[int], grid: tuple[int, int, int], name: str
+) -> tuple[int, int, int]:
+    """Check a cluster and write it with three numbers."""
+    try:
+        sizes = tuple(map(operator.index, cluster))
+    except TypeError:
+        sizes = ()
+    whole = (*sizes, 1, 1)[:3]
+    if not 1 <= len(sizes) <= 3 or min(whole) < 1 or math.prod(whole) > _MOST_TOGETHER:
+        raise OptionError(
+            f"launch: the cluster of kernel '{name[:60]}' is {cluster!r}; it takes one to three "
+            f"integers of at least 1, whose product is at most {_MOST_TOGETHER}. Try: (2, 1, 1)."
+        )
+    if any(blocks % size for blocks, size in zip(grid, whole)):
+        raise OptionError(
+            f"launch: the grid of kernel '{name[:60]}' is {grid}, which clusters of {whole} blocks "
+            f"do not fill. Try: {tuple(-(-b // s) * s for b, s in zip(grid, whole))}."
+        )
+    return whole  # pyright: ignore[reportReturnType]
 
 
 def _value(argument: Any) -> Any:

@@ -236,7 +236,7 @@ def slot_code(kind: str) -> str:
 
 
 def _attributes(
-    num_ctas: int, cooperative: bool, pdl: bool
+    cluster: tuple[int, int, int], cooperative: bool, pdl: bool
 ) -> tuple[ctypes.Array[Any] | None, int]:
     """The launch attributes in the driver's form (CUlaunchAttribute, 72 bytes), and their number.
 
@@ -247,8 +247,8 @@ def _attributes(
         found.append(struct.pack("<i4xi60x", 6, 1))
     if cooperative:  # COOPERATIVE
         found.append(struct.pack("<i4xi60x", 2, 1))
-    if num_ctas != 1:  # CLUSTER_DIMENSION, then CLUSTER_SCHEDULING_POLICY_PREFERENCE: spread
-        found.append(struct.pack("<i4x3I52x", 4, num_ctas, 1, 1))
+    if cluster != (1, 1, 1):  # CLUSTER_DIMENSION, then its SCHEDULING_POLICY_PREFERENCE: spread
+        found.append(struct.pack("<i4x3I52x", 4, *cluster))
         found.append(struct.pack("<i4xi60x", 5, 1))
     return (ctypes.create_string_buffer(b"".join(found)), len(found)) if found else (None, 0)
 
@@ -343,6 +343,7 @@ def packed_launch(
     device: int,
     shared_bytes: int = 0,
     num_ctas: int = 1,
+    cluster: tuple[int, int, int] | None = None,
     cooperative: bool = False,
     pdl: bool = False,
     tables: Mapping[int, Mapping[Any, bytes]] | None = None,
@@ -361,6 +362,7 @@ def packed_launch(
         device: The device that the function was loaded onto.
         shared_bytes: Dynamic shared memory of a block.
         num_ctas: Blocks of a cluster, along x; the grid counts clusters then.
+        cluster: Blocks of a cluster along x, y and z instead; the grid counts blocks.
         cooperative: Whether all blocks must be resident together.
         pdl: Whether the kernel may start before the one ahead of it ends.
         tables: For tensor maps that vary, a table from the value given to its 128 bytes.
@@ -379,7 +381,7 @@ def packed_launch(
     looked_up = [i for i in shown if i in tables]
     order = [*looked_up, *(i for i in shown if i not in tables)]
     codes = [slot_code(kind) for kind in types]
-    attributes, count = _attributes(num_ctas, cooperative, pdl)
+    attributes, count = _attributes(cluster or (num_ctas, 1, 1), cooperative, pdl)
     start = "<QQI4x" if count else "<Q16x"
     if grid is None:
         start = "<7I4x" + start[1:]
