@@ -82,23 +82,36 @@ def scratch(bundle):
     assert torch.equal(out, x)
 
 
-def launch_attention(bundle, name, q, k, v, *, causal, sms):
-    """Launch our attention forward by hand, as its launcher does, without its module's Triton."""
-    variant = bundle.kernel(name).variants[0]
+def attention_arguments(variant, q, k, v, out, lse, counter, *, causal):
+    """Arguments of our attention forward by name, None or 0 for what it lacks; and its tiles."""
     boxes = {p.name: block_of(p.type)[1] for p in variant.parameters if p.descriptor}
     batch, heads, length, dim = q.shape
-    out = torch.full_like(q, float("nan"))
-    lse = torch.full((batch, heads, length), float("nan"), device=q.device)
     tiles = -(-length // (64 * variant.constants["CONSUMERS"]))
     most = 2 * length
     tensors = {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out}
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device) if causal else None
-    bundle.kernel(name)[(min(tiles * batch * heads, sms),)](
-        *(TensorDescriptor.from_tensor(tensors[name], boxes[name]) for name in tensors),
-        out, lse, None, counter, math.log2(math.e) / math.sqrt(dim), heads, 1, length, length,
-        dim // 8, tiles, batch * heads, batch * heads, most, 0 if causal else most, most, most,
-        *(stride // 8 for stride in out.stride()[:3]),
-    )  # fmt: skip
+    strides = zip(("o_batch_stride", "o_head_stride", "o_row_stride"), out.stride()[:3])
+    band = {"left_top": most, "right_top": 0 if causal else most}
+    given = {
+        **{name: TensorDescriptor.from_tensor(tensors[name], boxes[name]) for name in tensors},
+        "o_ptr": out, "lse_ptr": lse, "counter": counter if causal else None,
+        "scale": math.log2(math.e) / math.sqrt(dim), "heads_q": heads, "group": 1,
+        "len_q": length, "len_k": length, "head_dim_8": dim // 8, "tiles": tiles,
+        "heads": batch * heads, "section": batch * heads, **band,
+        "left_bottom": most, "right_bottom": most,
+        **{name: stride // 8 for name, stride in strides},
+    }  # fmt: skip
+    needed = [p for p in variant.parameters if p.name not in given and not p.optional]
+    return given | {p.name: None if p.type == "constexpr" else 0 for p in needed}, tiles
+
+
+def launch_attention(bundle, name, q, k, v, *, causal, sms):
+    """Launch our attention forward by hand, as its launcher does, without its module's Triton."""
+    out = torch.full_like(q, float("nan"))
+    lse = torch.full(q.shape[:3], float("nan"), device=q.device)
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)
+    variant = bundle.kernel(name).variants[0]
+    arguments, tiles = attention_arguments(variant, q, k, v, out, lse, counter, causal=causal)
+    bundle.kernel(name)[(min(tiles * q.shape[0] * q.shape[1], sms),)](**arguments)
     return out, lse
 
 
