@@ -336,6 +336,112 @@ WRONG = {
         "ReductionHint.OUTER, ReductionHint.OUTER_TINY, ReductionHint.DEFAULT. Try: "
         "ReductionHint.DEFAULT.",
     ),
+    "no arguments at all": (
+        lambda: tuning.pointwise(),
+        OptionError,
+        "tuning: pointwise is given no sizes, and as a decorator of generated code there is "
+        "missing a required argument: 'size_hints'. Try: "
+        "@tileloom.tuning.pointwise(sizes=dict(x='n')), with the names of the arguments that are "
+        "the sizes.",
+    ),
+    "an option misspelt": (
+        lambda: tuning.reduction(size={"x": "rows"}),
+        OptionError,
+        "tuning: reduction is given no sizes, and as a decorator of generated code there is "
+        "missing a required argument: 'size_hints'. Try: "
+        "@tileloom.tuning.reduction(sizes=dict(x='rows', r='cols')), with the names of the "
+        "arguments that are the sizes.",
+    ),
+    "no parentheses": (
+        lambda: tuning.split_scan(print),
+        OptionError,
+        "tuning: split_scan is given no sizes, but <built-in function print>. Try: "
+        "@tileloom.tuning.split_scan(sizes=dict(x='rows', r='cols')), with the names of the "
+        "arguments that are the sizes.",
+    ),
+    "sizes that are a text": (
+        lambda: tuning.pointwise(sizes="n"),
+        OptionError,
+        "tuning: sizes of pointwise is 'n'; it must be a dictionary from dimensions to the names "
+        "of arguments. Try: sizes=dict(x='n').",
+    ),
+    "a size that is a number": (
+        lambda: tuning.persistent_reduction(sizes={"x": 3}),
+        OptionError,
+        "tuning: sizes of persistent_reduction is {'x': 3}; it must be a dictionary from "
+        "dimensions to the names of arguments. Try: sizes=dict(x='rows', r='cols').",
+    ),
+    "a scan with XBLOCK": (
+        lambda: tuning.split_scan(sizes={"x": "rows", "r": "cols"})(row_sum.fn),
+        OptionError,
+        "tuning: 'row_sum' has XBLOCK, but a split scan gives each program blocks of one row. "
+        "Try: leave XBLOCK out of its parameters, and take program_id(1) for the row.",
+    ),
+    "a grid": (
+        lambda: row_sum[(1,)],
+        OptionError,
+        "tuning: 'row_sum' is given a grid, (1,), but its grid follows from its sizes. Try: "
+        "row_sum(x, y, rows, cols), without one.",
+    ),
+    "candidates of nothing": (
+        lambda: row_sum.candidates(),
+        ArgumentError,
+        "tuning: candidates of 'row_sum' is given nothing; it takes the sizes rows, cols by name. "
+        "Try: candidates(rows=1024, cols=1024).",
+    ),
+    "candidates of other sizes": (
+        lambda: row_sum.candidates(16, n=4),
+        ArgumentError,
+        "tuning: candidates of 'row_sum' is given 16, n=4; it takes the sizes rows, cols by name. "
+        "Try: candidates(rows=1024, cols=1024).",
+    ),
+    "candidates of a size that is none": (
+        lambda: row_sum.candidates(rows=4, cols="many"),
+        ArgumentError,
+        "tuning: cols of 'row_sum' is 'many'; it is a size, an integer of at least 0. Try: "
+        "cols=tensor.shape[0].",
+    ),
+    "one config and no list": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, configs={"XBLOCK": 64}),
+        OptionError,
+        "tuning: configs of pointwise is {'XBLOCK': 64}; it must be a list of configs. Try: "
+        "configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out.",
+    ),
+    "a block that is no power of two": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, configs=[{"XBLOCK": 96}])(plain_kernel),
+        OptionError,
+        "tuning: the config XBLOCK: 96, num_warps: 4, num_stages: 3 sets XBLOCK to 96; a block of "
+        "'plain_kernel' is a power of two. Try: XBLOCK=128.",
+    ),
+    "a block that is a text": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, configs=[{"XBLOCK": "64"}])(plain_kernel),
+        OptionError,
+        "tuning: the config XBLOCK: 64, num_warps: 4, num_stages: 3 sets XBLOCK to '64'; a block "
+        "of 'plain_kernel' is a power of two. Try: XBLOCK=128.",
+    ),
+    "a constant that is a list": (
+        lambda: Config({"XBLOCK": [64]}),
+        OptionError,
+        "Config: XBLOCK is [64]; a compile-time argument is a number, a text, None, or another "
+        "value that can be hashed. Try: Config({'XBLOCK': 128}).",
+    ),
+    "a name and no list": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, changed="x"),
+        OptionError,
+        "tuning: changed of pointwise is 'x'; it must be a list of names of arguments. Try: "
+        "changed=['x'].",
+    ),
+    "loads that are a text": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, loads="many"),
+        OptionError,
+        "tuning: loads of pointwise is 'many'; it must be a number of loads, an integer of at "
+        "least 0. Try: loads=2.",
+    ),
+    "a switch that is a text": (
+        lambda: tuning.pointwise(sizes={"x": "n"}, refine="no"),
+        OptionError,
+        "tuning: refine of pointwise is 'no'; it must be True or False. Try: refine=True.",
+    ),
     "an unknown argument": (
         lambda: row_sum(X, X, 4, 16, eps=1),
         ArgumentError,

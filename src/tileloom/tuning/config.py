@@ -47,6 +47,15 @@ class Config:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kwargs", dict(self.kwargs))
+        for name, value in self.kwargs.items():
+            try:
+                hash(value)
+            except TypeError:
+                raise OptionError(
+                    f"Config: {name} is {value!r}; a compile-time argument is a number, a text, "
+                    "None, or another value that can be hashed. Try: "
+                    f"Config({{{name!r}: 128}})."
+                ) from None
         for name in OPTIONS:
             value = getattr(self, name)
             if name == "maxnreg" and value is None:

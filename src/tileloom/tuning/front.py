@@ -14,6 +14,7 @@ first candidate runs. Without `sizes=`, the same names are the decorators of gen
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,7 @@ def _decorator(kind: str) -> Callable[..., Any]:
         **of_generated_code: Any,
     ) -> Any:
         if sizes is None:
-            return getattr(generated, kind)(*given, **of_generated_code)
+            return _generated(kind, given, of_generated_code)
         if given or of_generated_code:
             odd = ", ".join(of_generated_code) or f"{len(given)} arguments by position"
             raise OptionError(
@@ -49,8 +50,9 @@ def _decorator(kind: str) -> Callable[..., Any]:
                 "other is what generated code gives. Try: sizes, hint, configs, changed, zeroed, "
                 "max_autotune, loads, refine."
             )
-        by_dim = {_dim(kind, dim): name for dim, name in sizes.items()}
+        by_dim = _by_dim(kind, sizes)
         listed = None if configs is None else _own_list(kind, configs)
+        _check_options(kind, changed, zeroed, max_autotune, loads, refine)
         facts = Facts(
             max_autotune=max_autotune,
             num_load=loads,
@@ -70,16 +72,70 @@ def _decorator(kind: str) -> Callable[..., Any]:
     return decorate
 
 
-def _dim(kind: str, dim: str) -> str:
-    if dim not in _DIMS:
+def _generated(kind: str, given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """The decorator of generated code, if it is what was meant."""
+    decorator = getattr(generated, kind)
+    try:
+        inspect.signature(decorator).bind(*given, **named)
+    except TypeError as why:
         raise OptionError(
-            f"tuning: sizes of {kind} names a dimension {dim!r}; dimensions are x, y and z, and r "
-            "or r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols')."
+            f"tuning: {kind} is given no sizes, and as a decorator of generated code there is "
+            f"{why}. Try: @tileloom.tuning.{kind}(sizes={_EXAMPLES[kind]}), with the names of the "
+            "arguments that are the sizes."
+        ) from None
+    if given and not isinstance(given[0], Mapping):
+        raise OptionError(
+            f"tuning: {kind} is given no sizes, but {given[0]!r}. Try: "
+            f"@tileloom.tuning.{kind}(sizes={_EXAMPLES[kind]}), with the names of the arguments "
+            "that are the sizes."
         )
-    return _DIMS[dim]
+    return decorator(*given, **named)
 
 
-def _own_list(kind: str, configs: Sequence[Any]) -> list[Config]:
+def _by_dim(kind: str, sizes: Any) -> dict[str, str]:
+    """The argument that is the size of each dimension, by the dimension's name in size hints."""
+    if not isinstance(sizes, Mapping) or not all(isinstance(n, str) for n in sizes.values()):
+        raise OptionError(
+            f"tuning: sizes of {kind} is {sizes!r}; it must be a dictionary from dimensions to the "
+            f"names of arguments. Try: sizes={_EXAMPLES[kind]}."
+        )
+    for dim in sizes:
+        if dim not in _DIMS:
+            raise OptionError(
+                f"tuning: sizes of {kind} names a dimension {dim!r}; dimensions are x, y and z, "
+                "and r or r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols')."
+            )
+    return {_DIMS[dim]: name for dim, name in sizes.items()}
+
+
+def _check_options(
+    kind: str, changed: Any, zeroed: Any, max_autotune: Any, loads: Any, refine: Any
+) -> None:
+    for what, value in (("changed", changed), ("zeroed", zeroed)):
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise OptionError(
+                f"tuning: {what} of {kind} is {value!r}; it must be a list of names of arguments. "
+                f"Try: {what}=['x']."
+            )
+    for what, value in (("max_autotune", max_autotune), ("refine", refine)):
+        if not isinstance(value, bool):
+            raise OptionError(
+                f"tuning: {what} of {kind} is {value!r}; it must be True or False. Try: "
+                f"{what}=True."
+            )
+    if type(loads) is not int or loads < 0:
+        raise OptionError(
+            f"tuning: loads of {kind} is {loads!r}; it must be a number of loads, an integer of at "
+            "least 0. Try: loads=2."
+        )
+
+
+def _own_list(kind: str, configs: Any) -> list[Config]:
+    if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
+        raise OptionError(
+            f"tuning: configs of {kind} is {configs!r}; it must be a list of configs. Try: "
+            "configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out."
+        )
     if not configs:
         raise OptionError(
             f"tuning: the list of configs of {kind} is empty; it needs at least one. Try: "
@@ -110,6 +166,7 @@ _KINDS = {
     "cooperative_reduction": "reduces rows, each shared by RSPLIT programs that meet on the way",
     "split_scan": "scans rows, each shared by several programs in blocks of R0_BLOCK",
 }
+_EXAMPLES = {kind: "dict(x='rows', r='cols')" for kind in _KINDS} | {"pointwise": "dict(x='n')"}
 _DOC = """Tune a kernel that {}.
 
     Args:
@@ -130,7 +187,8 @@ _DOC = """Tune a kernel that {}.
         A decorator that makes a `TunedKernel` of a jitted function.
 
     Raises:
-        OptionError: If a dimension, a hint or a config is none, or a name is no argument.
+        OptionError: If an option is not of its kind, a name is no argument, or a config sets other
+            names or a block that is no power of two.
 """
 
 pointwise = _decorator("pointwise")

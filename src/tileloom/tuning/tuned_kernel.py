@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 
@@ -23,6 +23,7 @@ from tileloom.tuning.config import Config, distinct
 from tileloom.tuning.grids import GridExpr
 from tileloom.tuning.heuristics_lists import configs as list_configs
 from tileloom.tuning.hints import (
+    MAX_BLOCK,
     DeviceProperties,
     Facts,
     HeuristicType,
@@ -43,6 +44,7 @@ _TYPES = {
     "cooperative_reduction": HeuristicType.REDUCTION,
     "split_scan": HeuristicType.SPLIT_SCAN,
 }
+_BLOCKS = (*map(block_name, MAX_BLOCK), "RSPLIT")
 _GRIDS = {"cooperative_reduction": "CooperativeReductionGrid", "split_scan": "SplitScanGrid"}
 
 
@@ -131,15 +133,32 @@ class TunedKernel:
                 self._known[key] = found
         return _launch(*found, [values[name] for name in self._open])
 
-    def candidates(self, **sizes: int) -> list[Config]:
+    def __getitem__(self, grid: object) -> NoReturn:
+        raise OptionError(
+            f"tuning: '{self.__name__}' is given a grid, {grid!r}, but its grid follows from its "
+            f"sizes. Try: {self.__name__}({', '.join(self._open)}), without one."
+        )
+
+    def candidates(self, *by_position: object, **sizes: int) -> list[Config]:
         """List the configs that a launch of such sizes chooses from, the default first.
 
         Args:
+            by_position: Refused: sizes are given by name.
             sizes: The size of each dimension, by the name of the kernel's argument.
+
+        Raises:
+            ArgumentError: If a size is missing, unknown or no integer.
         """
+        wanted = list(self.sizes.values())
+        if by_position or set(sizes) != set(wanted):
+            given = ", ".join([*map(repr, by_position), *(f"{n}={v!r}" for n, v in sizes.items())])
+            raise ArgumentError(
+                f"tuning: candidates of '{self.__name__}' is given {given or 'nothing'}; it takes "
+                f"the sizes {', '.join(wanted)} by name. Try: "
+                f"candidates({', '.join(f'{name}=1024' for name in wanted)})."
+            )
         hints = {
-            dim: next_power_of_2(self._size(name, sizes.get(name, MISSING)))
-            for dim, name in self.sizes.items()
+            dim: next_power_of_2(self._size(name, sizes[name])) for dim, name in self.sizes.items()
         }
         return self._candidates(hints, self._facts)
 
@@ -279,6 +298,12 @@ class TunedKernel:
                 "must name the size of x. Try: sizes=dict(x='rows', r='cols')."
             )
         constant = {p.name for p in self._parameters if p.is_constexpr}
+        if self.kind == "split_scan" and "XBLOCK" in names:
+            raise OptionError(
+                f"tuning: '{self.__name__}' has XBLOCK, but a split scan gives each program blocks "
+                "of one row. Try: leave XBLOCK out of its parameters, and take program_id(1) for "
+                "the row."
+            )
         needed = self._needed(dims)
         if missing := sorted(needed - constant):
             raise OptionError(
@@ -295,6 +320,13 @@ class TunedKernel:
                     f"{', '.join(sorted(needed))}, and may set {', '.join(sorted(constant))}. "
                     "Try: these names."
                 )
+            for name in sorted(config.kwargs.keys() & (needed | set(_BLOCKS))):
+                value = config.kwargs[name]
+                if type(value) is not int or value < 1 or value & (value - 1):
+                    raise OptionError(
+                        f"tuning: the config {config} sets {name} to {value!r}; a block of "
+                        f"'{self.__name__}' is a power of two. Try: {name}=128."
+                    )
 
     def _needed(self, dims: Sequence[str]) -> set[str]:
         """Blocks without which the grid, or a kernel with candidates of ours, has no tile."""
