@@ -6,7 +6,9 @@ Subjects are kernels of tests/tuning with a list of configs each. For every subj
 
 second    a new process with the store of this one: time of the look-up, launches measured, times
           that Triton's compiler ran (out of its cache counts as none)
-launch    host time of a tuned launch, of the bare entry below it, and of Inductor's own launcher
+launch    host time of a tuned launch; of the bare launcher, which reads the tensors' addresses and
+          calls the driver with a grid that is known, and asks nothing; of the entry below both, of
+          known addresses; and of Inductor's own
 choice    tunings from an empty store: how many chose a config within 1 % of the best, by one long
           measurement of all configs together; and how much slower the worst choice was
 original  the same list tuned by Inductor's own: its choice's time over ours, and wall clock of a
@@ -180,8 +182,21 @@ def launch(name: str, tuner: Any, arguments: tuple[Any, ...]) -> dict[str, float
     given = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
     grid = tuner._loaded.launches[tuner.winner]._grid(*arguments)
     now = stream()
+    names = [f"a{i}" for i in range(len(arguments))]
+    reads = [
+        f"{name}.data_ptr()" if isinstance(a, torch.Tensor) else name
+        for name, a in zip(names, arguments)
+    ]
+    scope: dict[str, Any] = {"entry": entry}
+    exec(
+        f"def bare({', '.join(names)}, stream):\n"
+        f"    return entry({', '.join(map(str, grid))}, stream, {', '.join(reads)})",
+        scope,
+    )
+    bare = scope["bare"]
     contenders = {
         "tuned": lambda: tuner.run(*arguments, stream=now),
+        "bare": lambda: bare(*arguments, stream=now),
         "entry": lambda: entry(*grid, now, *given),
         "inductor": lambda: theirs.run(*arguments, stream=now),
     }

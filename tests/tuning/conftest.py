@@ -24,9 +24,15 @@ def cuda():
 
 @pytest.fixture
 def store(request, cuda, triton_cache, tmp_path, monkeypatch):
+    import torch
     from triton import knobs as of_triton
 
     from tileloom.tuning.store import Store
+
+    def scratch(size, alignment, stream):
+        return torch.empty(size, dtype=torch.int8, device="meta")
+
+    monkeypatch.setattr("tileloom.tuning.launchers._scratch", lambda device: scratch)
 
     if "workers" not in request.fixturenames:  # compiling in this process takes less time
         monkeypatch.setattr("tileloom.tuning.loaded.precompile", lambda *arguments: {})

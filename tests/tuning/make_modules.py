@@ -186,6 +186,7 @@ def h100():
         yield
         return
     from torch._dynamo.device_interface import CudaInterface
+    from torch._subclasses import fake_tensor
     from triton.runtime.driver import driver
 
     properties = _H100()
@@ -199,18 +200,25 @@ def h100():
         for place in (CudaInterface, CudaInterface.Worker):
             answers_of(stack, place, "get_device_properties", properties)
         answers_of(stack, CudaInterface, "get_compute_capability", 90)
+        # A build with CUDA would make a context.
+        stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))
         stack.enter_context(mock.patch.object(torch.version, "cuda", "12.8"))
         stack.enter_context(mock.patch.object(driver, "_active", _Driver()))
         yield
 
 
 def arguments(model: Model, device: torch.device, seed: int = 0) -> list[torch.Tensor]:
-    """Real arguments of a model: normal numbers, and tokens from 0 to 30,521."""
+    """Real arguments of a model: normal numbers, and tokens from 0 to 30,521.
+
+    Those of matrix products but the first are weights, and scaled as such: a softmax of larger
+    scores would say which of two rounded scores is larger, and little else.
+    """
     made = []
     for i, (size, dtype) in enumerate(_typed(given, model.dtype) for given in model.arguments):
         generator = torch.Generator(device).manual_seed(seed + i)
         if dtype.is_floating_point:
             values = torch.randn(size, generator=generator, device=device)
+            values = values * size[0] ** -0.5 if i and model.dtype is HALF else values
             made.append(values.abs() if model.function is adam else values)
         else:
             made.append(torch.randint(30522, size, generator=generator, device=device))

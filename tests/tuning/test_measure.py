@@ -236,6 +236,7 @@ def test_the_cache_is_cold_in_each_timed_launch():
     y = torch.empty_like(x)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     cold = statistics.median(DeviceTimer(device).sample(lambda: y.copy_(x), 20))
+    torch.cuda._sleep(20_000_000)  # no time of the host is between the events
     for _ in range(20):
         y.copy_(x)
     start.record()

@@ -28,7 +28,14 @@ from tileloom.tuning.grids import GridExpr
 from tileloom.tuning.swap import swapped
 
 MODULES = modules()
-every_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+NEWEST = {path.stem: path for path in MODULES}  # sorted: later versions come later
+
+
+def shown(path):
+    return f"{path.parent.name}/{path.stem}"
+
+
+every_module = pytest.mark.parametrize("path", MODULES, ids=shown)
 
 
 def test_there_are_modules_of_every_kind():
@@ -61,17 +68,28 @@ def test_only_imports_change(path):
     )
 
 
-# What 2.10 has and 2.13 has not: a copy of mix-order configs with other warps where nothing asks
-# for max-autotune, and the smallest blocks that TMA takes as a candidate. By place in the list.
+# What 2.10 has and the torch that wrote the module has not: a copy of mix-order configs with other
+# warps where nothing asks for max-autotune, and the smallest blocks that TMA takes as a candidate.
+# By place in the list.
 ADDED = {
-    ("rms_norm_backward", "triton_per_fused_0"): (
+    ("torch_2.11/rms_norm_backward", "triton_per_fused_0"): (
+        1,
+        [{"XBLOCK": 1, "RSPLIT_SIZE": 16, "NUM_STAGES": 1}, 2, 1, [1024, 1, 1]],
+    ),
+    ("torch_2.13/rms_norm_backward", "triton_per_fused_0"): (
         1,
         [{"XBLOCK": 1, "RSPLIT_SIZE": 16, "NUM_STAGES": 3}, 2, 1, [1024, 1, 1]],
     ),
-    ("tma", "triton_poi_fused_0"): (0, [{"XBLOCK": 4}, 4, 1, [524288, 1, 1]]),
+    ("torch_2.13/tma", "triton_poi_fused_0"): (0, [{"XBLOCK": 4}, 4, 1, [524288, 1, 1]]),
+}
+# Where the original is wrong: 2.11 has one candidate for TMA, with the smallest blocks it takes.
+RIGHT = {
+    ("torch_2.11/tma_rows", "triton_red_fused_0"): [
+        [{"XBLOCK": 4, "R0_BLOCK": 2048}, 16, 1, [256, 1, 1]]
+    ],
 }
 # Reduction blocks of tiles begin at 1 in 2.10, at 4 in 2.13.
-OTHER_BLOCKS = {("tiled", "triton_red_fused_0")}
+OTHER_BLOCKS = {("torch_2.13/tiled", "triton_red_fused_0")}
 
 
 @every_module
@@ -89,16 +107,17 @@ def test_kernels_choose_from_the_configs_of_the_original_and_have_its_grids(path
         grids = [GridExpr.from_meta(asked.meta, c).evaluate(values) for c in asked.configs]
         listed = [[*plain, list(grid)] for plain, grid in zip(asked.plain, grids)]
         wanted = wanted_of(path, expected, name)
-        if (path.stem, name) in OTHER_BLOCKS:
+        if (shown(path), name) in OTHER_BLOCKS:
             listed, wanted = tiles(listed), tiles(wanted)
         assert listed == wanted, name
 
 
 def wanted_of(path, expected, name):
     """The original's rows [kwargs, warps, stages, grid], and what 2.10 has beside."""
-    wanted = list(expected[name])
-    if (path.stem, name) in ADDED:
-        wanted.insert(*ADDED[path.stem, name])
+    key = shown(path), name
+    wanted = list(RIGHT.get(key, expected[name]))
+    if key in ADDED:
+        wanted.insert(*ADDED[key])
     return wanted
 
 
@@ -135,7 +154,7 @@ def launch_all(path, folder, tuned, cuda, monkeypatch):
         seen = cuda.last()
         _, warps, _, grid = wanted_of(path, expected, name)[0]
         assert (seen.block, seen.stream) == ((32 * warps, 1, 1), STREAM)
-        assert list(seen.grid) == grid or (path.stem, name) in OTHER_BLOCKS
+        assert list(seen.grid) == grid or (shown(path), name) in OTHER_BLOCKS
 
 
 @every_module
@@ -151,18 +170,17 @@ def test_kernels_go_to_a_compile_worker_and_back(path, tmp_path):
         assert kernel.fn is not None
 
 
-LAUNCHED = ("scan", "own_kernel", "combo_blocks")
+LAUNCHED = ("scan", "own_kernel", "combo_blocks", "tma")
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_wrappers_launch_their_kernels(name, tmp_path, tuned, cuda, monkeypatch):
-    (path,) = (path for path in MODULES if path.stem == name)
-    launch_all(path, tmp_path, tuned, cuda, monkeypatch)
+    launch_all(NEWEST[name], tmp_path, tuned, cuda, monkeypatch)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "path", [p for p in MODULES if p.stem not in LAUNCHED], ids=lambda path: path.stem
+    "path", [p for p in MODULES if p not in [NEWEST[name] for name in LAUNCHED]], ids=shown
 )
 def test_every_wrapper_launches_its_kernels(path, tmp_path, tuned, cuda, monkeypatch):
     launch_all(path, tmp_path, tuned, cuda, monkeypatch)
@@ -170,8 +188,7 @@ def test_every_wrapper_launches_its_kernels(path, tmp_path, tuned, cuda, monkeyp
 
 @pytest.mark.parametrize("name", ["adam"])
 def test_kernels_compile_without_a_gpu(name, tmp_path):
-    (path,) = (path for path in MODULES if path.stem == name)
-    for kernel in compiled(path, tmp_path):
+    for kernel in compiled(NEWEST[name], tmp_path):
         assert not kernel._loaded.failures
 
 

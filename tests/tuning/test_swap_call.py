@@ -14,6 +14,7 @@ import json
 import pytest
 import torch
 from tests.launch.fake_cuda import DeviceTensor
+from tests.tuning.make_modules import FOLDER
 from tests.tuning.modules import kernels_of, modules
 from tests.tuning.replayed import STREAM
 
@@ -21,7 +22,9 @@ from tileloom.tuning import CachingAutotuner, generated
 from tileloom.tuning.cached import cached_autotune
 from tileloom.tuning.swap import swapped
 
+# Those of this torch, where it wrote some; the latest otherwise.
 MODULES = {path.stem: path for path in modules()}
+MODULES |= {path.stem: path for path in FOLDER.glob("*.txt")}
 
 
 @pytest.fixture

@@ -147,6 +147,7 @@ def test_a_second_process_measures_nothing(tmp_path):
     assert min(told["ms"]) <= 1.0
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_the_first_launch_inside_a_capture_gets_a_sentence():
     x = torch.randn(N, device=device())
     y = torch.empty_like(x)

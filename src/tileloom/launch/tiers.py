@@ -228,7 +228,8 @@ def _compile_call(
     return scope["make"](run, result, *constants.values())
 
 
-def _seam(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
+def seam(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
+    """Prepare a launch by Triton's own launcher, which also allocates scratch memory."""
     compiled = variant.compiled
 
     def expand(spec: Spec) -> Callable[[int], tuple[Any]]:
@@ -281,7 +282,7 @@ class _TritonMaps(TensorMaps):
 _BUILDERS: dict[str, Callable[[Variant, Grid, Sequence[Any]], Entry]] = {
     "packed": _packed,
     "direct": _direct,
-    "seam": _seam,
+    "seam": seam,
 }
 _verdicts: dict[tuple[int, str], bool] = {}
 

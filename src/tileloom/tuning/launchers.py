@@ -3,15 +3,19 @@
     def launcher(in_ptr0, out_ptr0, xnumel, stream):
         if <a hook, a profiler or a knob wants to see it>:
             return _again((in_ptr0, out_ptr0, xnumel), stream)
-        _x, _y, _z = -(xnumel // -1024), 1, 1
-        ...
-        return _entry(_x, _y, _z, stream, _a0, _a1, xnumel)
+        _x = -(xnumel // -1024)
+        _at = in_ptr0.data_ptr(), out_ptr0.data_ptr()
+        if <_at is not that of the launch before, nor any that was seen and may be launched>:
+            ...
+        if _x:
+            return _entry(_x, 1, 1, stream, *_at, xnumel)
 
 What is rare goes the long way, through Triton's own launcher.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,20 +31,22 @@ from tileloom.tuning.precompile import Kernel
 _log = log.get_logger("tuning")
 
 _SOURCE = """
+_last = None
 def launcher({parameters}stream):
+    global _last
     if {refused}:
         return _again(({arguments}), stream)
-{prefix}
-    _x, _y, _z = {grid}
+    {grid}
     try:
-{reads}
+        {reads}
     except AttributeError:
         return _again(({arguments}), stream)
-    if _seen(_at) != 0 and _check(({arguments})):
-        return _again(({arguments}), stream)
-    if not _x * _y * _z:
-        return None
-    return _entry(_x, _y, _z, stream, {values})
+    if _at != _last:
+        if _seen(_at) != 0 and _check(({arguments})):
+            return _again(({arguments}), stream)
+        _last = _at
+    if {is_any}:
+        return _entry({blocks}, stream, {values})
 """
 
 
@@ -107,8 +113,8 @@ class Launch:
     def _fast(self) -> Any:
         from torch.autograd import profiler
 
-        if self.variant.reason or not watch.is_quiet(self.kernel.fn):
-            raise Unsupported(self.variant.reason or "somebody watches launches")
+        if not watch.is_quiet(self.kernel.fn):
+            raise Unsupported("somebody watches launches")
         types = self.kernel.types
         forms: list[Any] = []
         pointers: list[str] = []
@@ -130,27 +136,55 @@ class Launch:
         scope: dict[str, Any] = {
             "math": math,
             "_again": self._again,
-            "_entry": self.variant.entry(None, forms),
+            "_entry": self._entry(forms),
             "_check": self._check,
             "_seen": known.get,
             "_profiler": profiler,
         }
         self._pointers, self._addresses = pointers, known
         tests = guard.signal_tests(watch.signals(self.kernel.fn), scope)
-        grid = self._expressions
-        reads = [f"_a{i} = {name}.data_ptr()" for i, name in enumerate(pointers)]
-        reads.append(f"_at = ({''.join(f'_a{i}, ' for i in range(len(pointers)))})")
         source = _SOURCE.format(
             parameters="".join(f"{name}, " for name in self.parameters),
             arguments="".join(f"{name}, " for name in self.parameters),
             refused=" or ".join(["_profiler._is_profiler_enabled", *tests]),
-            prefix="\n".join(f"    {line}" for line in grid.prefix),
-            grid=f"{grid.x_grid}, {grid.y_grid}, {grid.z_grid}",
-            reads="\n".join(f"        {line}" for line in reads),
+            reads="; ".join(
+                [
+                    *(f"_a{i} = {name}.data_ptr()" for i, name in enumerate(pointers)),
+                    f"_at = ({''.join(f'_a{i}, ' for i in range(len(pointers)))})",
+                ]
+            ),
             values=", ".join(values),
+            **self._grid_texts(),
         )
         exec(compile(source, f"<tileloom launcher of {self._name}>", "exec"), scope)
         return scope["launcher"]
+
+    def _grid_texts(self) -> dict[str, str]:
+        """The lines that compute the grid, its three numbers, and whether there is a program."""
+        found = self._expressions
+        numbers = dict(zip("xyz", (found.x_grid, found.y_grid, found.z_grid)))
+        open_ = {f"_{d}": n for d, n in numbers.items() if not (isinstance(n, int) and n > 0)}
+        return {
+            "grid": "\n    ".join([*found.prefix, *(f"{n} = {text}" for n, text in open_.items())]),
+            "blocks": ", ".join(
+                f"_{d}" if f"_{d}" in open_ else str(n) for d, n in numbers.items()
+            ),
+            "is_any": " and ".join(open_) or "True",
+        }
+
+    def _entry(self, forms: Sequence[Any]) -> Callable[..., Any]:
+        """The call that reaches the driver; see `tiers.Variant.entry`."""
+        if not self.variant.reason:
+            return self.variant.entry(None, forms)
+        import triton
+
+        go, allocate = tiers.seam(self.variant, None, forms), _scratch(self.variant.device)
+
+        def entry(*given: Any) -> Any:
+            triton.set_allocator(allocate)
+            return go(*given)
+
+        return entry
 
     def _slow(self) -> Any:
         names = "".join(f"{name}, " for name in self.parameters)
@@ -193,7 +227,9 @@ class Launch:
             )
             return compiled
         if self.variant.reason:
-            _give_scratch(given)
+            import triton
+
+            triton.set_allocator(_scratch(self.variant.device))
         return self.variant.launch(grid, stream, whole)
 
     def _check(self, arguments: Sequence[Any]) -> bool:
@@ -245,14 +281,12 @@ def check_tensors(kernel: Kernel, name: str, given: Mapping[str, Any]) -> bool:
     return is_pinned
 
 
-def _give_scratch(given: Mapping[str, Any]) -> None:
-    """Let Triton allocate what a kernel needs between its blocks from PyTorch."""
+@functools.cache
+def _scratch(device: int) -> Any:
+    """What allocates from PyTorch the memory that a kernel needs between its blocks."""
     import torch
-    import triton
-
-    device = next(v.device for v in given.values() if hasattr(v, "data_ptr"))
 
     def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int8, device=device)
+        return torch.empty(size, dtype=torch.int8, device=torch.device("cuda", device))
 
-    triton.set_allocator(allocate)
+    return allocate
