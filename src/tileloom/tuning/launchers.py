@@ -287,6 +287,6 @@ def _scratch(device: int) -> Any:
     import torch
 
     def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int8, device=torch.device("cuda", device))
+        return torch.empty(size, dtype=torch.int8, device=device)  # the GPU of this number
 
     return allocate
