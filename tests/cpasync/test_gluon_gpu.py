@@ -35,7 +35,9 @@ def test_values(case):
 
 @pytest.mark.parametrize(("kind", "dtype"), gluon_cases.combined(), ids=str)
 def test_every_reduction(kind, dtype):
-    result, right = gluon_cases.reduce(kind, dtype, programs=32)
+    # Up to 256 every whole number is a bfloat16.
+    programs = 4 if dtype == torch.bfloat16 else 32
+    result, right = gluon_cases.reduce(kind, dtype, programs)
     assert torch.equal(result, right)
 
 
@@ -56,7 +58,7 @@ def test_boxes(rank, corner, dtype, swizzle):
 def test_every_tail_is_filled_with_zeros(n, piece):
     result, right = gluon_cases.tails(n, piece)
     assert torch.equal(result, right)
-    if piece > 1:
+    if piece > 1 and n % 16 == 0:  # else pieces of 2 bytes, which the compiler refuses
         result, right = gluon_cases.tails(n, 2 * piece, torch.bfloat16)
         assert torch.equal(result, right)
 

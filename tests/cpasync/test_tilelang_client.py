@@ -57,17 +57,17 @@ def test_tilelang_still_generates_what_was_saved(name, client):
 def test_kernels_that_only_ours_take(name, copy, client):
     """A tensor store with one coordinate, and one with an L2 policy."""
     made = SAVED[name]
-    assert re.search(copy, made.kernel.compile(made.arch).ptx)
+    assert re.search(copy, made.kernel.compile(tilelang_client.GPU).ptx)
     with pytest.raises(Exception, match=re.escape(client.REFUSED_BY_THEIRS[name])):
-        made.kernel.compile(made.arch, namespace=client.NAMESPACES["theirs"])
+        made.kernel.compile(tilelang_client.GPU, namespace=client.NAMESPACES["theirs"])
 
 
 @pytest.mark.parametrize("name", sorted(SAVED.keys() - tilelang_client.REFUSED_BY_THEIRS))
 def test_the_kernel_compiles_on_ours_as_on_its_own(name, client):
     """The same text of PTX but for the tails, where ours fill with zeros and theirs branch."""
     made = SAVED[name]
-    ours = made.kernel.compile(made.arch)
-    theirs = made.kernel.compile(made.arch, namespace=client.NAMESPACES["theirs"])
+    ours = made.kernel.compile(tilelang_client.GPU)
+    theirs = made.kernel.compile(tilelang_client.GPU, namespace=client.NAMESPACES["theirs"])
     kinds = made.kernel.parameters.values()
     assert ours.parameter_bytes == tuple(128 if k == "nvTmaDesc" else 8 for k in kinds)
     assert ours.threads == made.kernel.threads
