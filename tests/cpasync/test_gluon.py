@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
+import runpy
 
 import pytest
 import torch
 
 from tests.cpasync import gluon_cases
 from tests.emulator.support import load_text
+from tests.house import ROOT
 from tileloom import emulator
 from tileloom.cpasync import gluon as cp
 
@@ -105,6 +108,10 @@ BUGS = [
 ]  # fmt: skip
 
 
+# The file imports the vocabulary: reports name its functions, and barriers by their variable.
+GLUON_NAMES = re.compile(r"fence_async_shared|tma\.|mbarrier\.|async_copy\.|bar\.|\bsmem\b")
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug[0]}-{bug[1].strip()[:40]}")
 def test_planted_bug_is_reported(bug, tmp_path):
     case, old, new, kinds, line = bug
@@ -115,6 +122,8 @@ def test_planted_bug_is_reported(bug, tmp_path):
     found = [r for r in run.reports if r.kind in kinds.split("|")]
     assert found, [r.text() for r in run.reports]
     assert any(line in r.text() for r in found), found[0].text()
+    for r in run.reports:
+        assert not GLUON_NAMES.search(r.message + r.hint + r.at.what), r.text()
 
 
 def test_every_name_is_there_and_used_by_a_case():
@@ -122,3 +131,13 @@ def test_every_name_is_there_and_used_by_a_case():
         assert callable(getattr(cp, name))
         assert f"cp.{name}(" in TEXT, name
     assert importlib.import_module("tileloom.cpasync.gluon") is cp
+
+
+def test_the_page_shows_the_example_and_what_it_is_told():
+    page = (ROOT / "docs" / "cpasync_gluon.md").read_text()
+    path = ROOT / "examples" / "07_asynchronous_copies.py"
+    text = path.read_text()
+    assert text[text.index("@gluon.jit") : text.index("\n\n\ndef main")] in page
+    with emulator.run(collect=True) as run:
+        runpy.run_path(str(path))["add_one"](torch.zeros(100, 200).half(), waits=False)
+    assert f"```\ntileloom.emulator.report.RaceError: {run.errors[0].text()}\n```" in page

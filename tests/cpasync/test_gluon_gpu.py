@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
 
 from tests.cpasync import gluon_cases
+from tests.house import ROOT
 from tileloom.target import target_of_device
 
 IS_HOPPER = torch.cuda.is_available() and target_of_device(torch.device("cuda")).capability == (
@@ -66,3 +69,8 @@ def test_every_tail_is_filled_with_zeros(n, piece):
 def test_a_wait_of_more_than_10_ms_does_not_fall_through():
     result, right = gluon_cases.slow_arrival(nanoseconds=30_000_000)
     assert torch.equal(result, right)
+
+
+def test_the_pages_example(capsys):
+    runpy.run_path(str(ROOT / "examples" / "07_asynchronous_copies.py"))["main"]()
+    assert capsys.readouterr().out == "0 elements differ\n"

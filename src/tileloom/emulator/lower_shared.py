@@ -15,6 +15,7 @@ from tileloom.emulator.lower import STEP, OutOfViewError, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition
 from tileloom.emulator.memory import Family, Geometry, SharedBuffer, View
 from tileloom.emulator.report import Access, UnsupportedKernelError
+from tileloom.emulator.vocabulary import variable_of
 
 
 class BadView:
@@ -56,7 +57,7 @@ def _local_alloc(op: Op, program: Program) -> Run:
     ty = op.type
     source = op.operands[0] if op.operands else None
     geometry = Geometry(ty.shape)
-    name = op.loc.name or "smem"
+    name = variable_of(op.loc, "smem")
     pieces = spread_of(ty, program.module).pieces
     ctas = program.module.num_ctas
     offset = op.int_attr("allocation.offset", -1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tileloom.emulator.ir import UNKNOWN, Loc
+from tileloom.emulator.vocabulary import in_words_of
 from tileloom.errors import TileloomError
 
 
@@ -279,6 +280,11 @@ class Reporter:
         if key in self._seen:
             return
         self._seen.add(key)
+        if at is not None:
+            message, hint = in_words_of(at.loc, message), in_words_of(at.loc, hint)
+            at = replace(at, what=in_words_of(at.loc, at.what))
+        if other is not None:
+            other = replace(other, what=in_words_of(other.loc, other.what))
         report = Report(
             kind, severity, message, at, other, hint, details,
             self.kernel, self.schedule, self.seed, self.level,
