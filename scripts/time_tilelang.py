@@ -34,7 +34,8 @@ def make(folder: Path) -> None:
         made = tilelang_client.generate(name)
         kept: dict[str, Any] = {"made": dataclasses.asdict(made), "cubins": {}}
         for whose, namespace in tilelang_client.NAMESPACES.items():
-            cubin = dataclasses.asdict(made.kernel.compile(tilelang_client.GPU, namespace=namespace))
+            compiled = made.kernel.compile(tilelang_client.GPU, namespace=namespace)
+            cubin = dataclasses.asdict(compiled)
             kept["cubins"][whose] = cubin | {"code": b64encode(cubin["code"]).decode()}
         if kept["cubins"]["ours"] == kept["cubins"]["theirs"]:
             del kept["cubins"]["theirs"]
