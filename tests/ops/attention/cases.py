@@ -336,6 +336,10 @@ def _shown() -> list[AttentionCase]:
             "mask-nan", (1, 2, 2, 70, 140, 32, 32), hide=slice(33, 61),
             mask=visible((1, 2, 70, 140)),
         ),
+        AttentionCase(  # a program has several tiles, and all of them go round twice
+            "mask-nan-tiles", (2, 2, 1, 130, 176, 64, 64), hide=slice(33, 61),
+            mask=visible((2, 1, 130, 176)),
+        ),
         AttentionCase(
             "mask-of-keys-nan", (2, 2, 2, 70, 140, 32, 32), hide=slice(120, None),
             mask=visible((2, 1, 1, 140)), options=_CAUSAL,
@@ -381,6 +385,16 @@ def _scored() -> list[AttentionCase]:
         AttentionCase("narrow", (1, 2, 2, 33, 65, 1, 3), FP32),
         AttentionCase("wider-values", (1, 4, 2, 65, 33, 40, 72)),
         AttentionCase("fewer-values", (1, 2, 2, 33, 65, 64, 16), FP32),
+        AttentionCase("latent", (1, 4, 2, 130, 171, 192, 128), BF16, options=_CAUSAL),
+        AttentionCase(
+            "latent-mask-nan", (1, 2, 2, 130, 176, 136, 40), hide=slice(33, 61),
+            mask=visible((1, 130, 176)),
+        ),
+        AttentionCase(
+            "widest-values", (2, 2, 1, 65, 90, 8, 256), layouts=("gapped", "transposed", "gapped"),
+            mask=lengths(90, 41, then=everything), options={"scale": 0.2},
+        ),
+        AttentionCase("fewest-values", (1, 2, 1, 65, 90, 256, 8), bias=added((1, 65, 90))),
         AttentionCase("wide-float", (1, 1, 1, 20, 35, 300, 520 // 2), FP32, options=_CAUSAL),
         AttentionCase(
             "everything", (2, 4, 2, 100, 130, 72, 40),

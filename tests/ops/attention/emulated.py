@@ -125,6 +125,13 @@ def _tile(spec: KernelSpec, name: str) -> tuple[str, list[int]]:
     return match[1], [int(n) for n in match[2].split(",")]
 
 
+def head_dims(spec: KernelSpec) -> tuple[int, int]:
+    """Columns of q and k, and of v, by a spec's name."""
+    match = re.search(r"\[d(\d+)(?:x(\d+))?-", spec.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or match[1])
+
+
 def gluon_config(spec: KernelSpec) -> GluonSm90Config:
     """The config that a spec of the Hopper kernel was made from."""
     c: Any = spec.constexprs
@@ -143,11 +150,11 @@ def triton_config(spec: KernelSpec) -> TritonConfig:
 
 def _gluon_case(spec: KernelSpec) -> AttentionCase:
     config = gluon_config(spec)
-    dtype, (*_, head_dim) = _tile(spec, "k_desc")
+    dtype, _ = _tile(spec, "k_desc")
     is_even = bool(spec.constexprs["EVEN"])
     tiles = 1 if spec.constexprs["HAS_LENGTHS"] else 2
     return _case(
-        spec, _DTYPES[dtype], head_dim,
+        spec, _DTYPES[dtype], head_dims(spec),
         len_q=tiles * config.block_m + (0 if is_even else 7),
         len_k=config.block_n * 2 * config.stages + (config.block_n if is_even else 37),
     )  # fmt: skip
@@ -157,11 +164,11 @@ def _triton_case(spec: KernelSpec) -> AttentionCase:
     c: Any = spec.constexprs
     dtype = _DTYPES[spec.signature["q"].removeprefix("*")]
     len_k = c["BLOCK_N"] * 2 * spec.num_stages + 13
-    return _case(spec, dtype, c["HEAD_DIM"], len_q=c["BLOCK_M"] + 5, len_k=len_k)
+    return _case(spec, dtype, (c["HEAD_DIM"], c["HEAD_DIM_V"]), len_q=c["BLOCK_M"] + 5, len_k=len_k)
 
 
 def _case(
-    spec: KernelSpec, dtype: torch.dtype, head_dim: int, *, len_q: int, len_k: int
+    spec: KernelSpec, dtype: torch.dtype, dims: tuple[int, int], *, len_q: int, len_k: int
 ) -> AttentionCase:
     c = spec.constexprs
     batch = 3 if c["HAS_LENGTHS"] else 1
@@ -183,7 +190,7 @@ def _case(
             dtype=_DTYPES.get(kind),
             layout=cases.rows_of_16_bytes if mode == 3 else "contiguous",
         )
-    sizes = (batch, 2, 1, len_q, len_k, head_dim, head_dim)
+    sizes = (batch, 2, 1, len_q, len_k, *dims)
     options = {"dropout_p": 0.1} if c.get("DROPOUT") else {}
     return AttentionCase(spec.name, sizes, dtype, mask=mask, bias=bias, options=options)
 

@@ -126,6 +126,25 @@ def test_every_head_dim_is_right(case, backend):
     judge(case, backend)
 
 
+@pytest.mark.parametrize("form", ["full", "causal", "window", "bias", "mask"])
+@pytest.mark.parametrize(
+    "dims", [(192, 128), (64, 128), (128, 64), (256, 128), (136, 40), (8, 256)]
+)
+def test_values_of_another_width_are_right(dims, form):
+    extras: dict[str, Any] = {
+        "full": {},
+        "causal": {"options": _CAUSAL},
+        "window": {
+            "mask": cases.lengths(440, 171, then=masks.window(90, 40, anchor="bottom_right"))
+        },
+        "bias": {"bias": cases.added((4, 333, 440)), "options": _CAUSAL},
+        "mask": {"mask": cases.visible((2, 1, 333, 440)), "hide": slice(33, 61)},
+    }
+    layouts = ("transposed", "gapped", "transposed")
+    case = AttentionCase(form, (2, 4, 2, 333, 440, *dims), BF16, layouts, **extras[form])
+    judge(case, "gluon_sm90")
+
+
 _LENGTHS = (1, 63, 64, 65, 127, 128, 129, 257, 1000, 1023)
 
 

@@ -16,7 +16,7 @@ from tileloom.launch.layout import tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops.attention.problem import AttentionProblem
-from tileloom.target import Target
+from tileloom.target import SMEM_BYTES, Target
 
 _HALF = (torch.float16, torch.bfloat16)
 _MAX_INT32 = 2**31 - 1
@@ -25,6 +25,23 @@ _MAX_INT32 = 2**31 - 1
 def padded_head_dim(head_dim: int) -> int:
     """The power of two that a tile's columns are rounded up to; at least one wgmma K step."""
     return max(16, 1 << max(head_dim - 1, 0).bit_length())
+
+
+def head_tiles(head_dim: int, head_dim_v: int) -> tuple[int, int, int]:
+    """Say how the Hopper forward cuts rows of q and k, and of v.
+
+    Args:
+        head_dim: Columns of q and k.
+        head_dim_v: Columns of v.
+
+    Returns:
+        Columns of a tile of q and k, how many such tiles a row has, columns of v's one tile.
+    """
+    width, width_v = padded_head_dim(head_dim), padded_head_dim(head_dim_v)
+    if width == width_v:
+        return width, 1, width_v
+    width_v = max(32, width_v)  # O leaves from registers
+    return (64, 3, width_v) if 128 < head_dim <= 192 else (width, 1, width_v)
 
 
 @dataclass(frozen=True)
@@ -117,22 +134,30 @@ class GluonSm90Config:
         """Query rows of a tile."""
         return 64 * self.consumers
 
-    def smem_bytes(self, head_dim: int, *, is_ridden: bool = False) -> int:
+    def smem_bytes(self, head_dim: int, head_dim_v: int, *, is_ridden: bool = False) -> int:
         """Shared memory of a block, in bytes, barriers included; with a bias or mask if one is."""
-        d = padded_head_dim(head_dim)
+        width, tiles, width_v = head_tiles(head_dim, head_dim_v)
+        width *= tiles
         q_rows = self.block_m * (2 if self.store == "tma" else 1)
         ride = 2 * self.ride_stages * self.block_m * self.block_n if is_ridden else 0
         scratch = 4096 if self.store == "registers" else 0
-        return 2 * d * (q_rows + 2 * self.stages * self.block_n) + ride + scratch + 1024
+        ring = self.stages * self.block_n * (width + width_v)
+        return 2 * (width * q_rows + ring) + ride + scratch + 1024
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why = self._faults(padded_head_dim(problem.head_dim))
+        width, tiles, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
+        why = self._faults(width_v)
+        if self.store == "tma" and (tiles > 1 or width != width_v):
+            why.append(
+                f"store is 'tma', which takes v as wide as q, and their head dims are "
+                f"{problem.head_dim_v} and {problem.head_dim}"
+            )
         why += hopper_reasons(problem, target)
         if not problem.scale > 0:
             why.append(f"scale {problem.scale} is not positive")
-        if problem.packed and problem.head_dim <= 16:
-            why.append(f"head dim {problem.head_dim} of packed sequences is not above 16")
+        if problem.packed and width_v <= 16:
+            why.append(f"head dim {problem.head_dim_v} of packed sequences is not above 16")
         if problem.len_q + problem.len_k > 2**30:
             why.append("Lq + Lk exceeds 2^30")
         if problem.heads_q * problem.blocks_q(self.block_m) > 2**30:
@@ -143,7 +168,7 @@ class GluonSm90Config:
         has_scores = problem.has_bias or problem.has_mask
         if has_scores and self.stages < 2:
             why.append("stages is 1, and a bias or mask needs 2")
-        smem = self.smem_bytes(problem.head_dim, is_ridden=has_scores)
+        smem = self.smem_bytes(problem.head_dim, problem.head_dim_v, is_ridden=has_scores)
         if target.kind != "cpu" and smem > target.smem:
             why.append(
                 f"it needs {smem} bytes of shared memory, and {target.name} has {target.smem}"
@@ -212,10 +237,9 @@ def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
         why.append("Tq + Tk + S exceeds 2^30")
     if problem.dtype not in _HALF:
         why.append(f"dtype {problem.dtype} is not float16 or bfloat16")
-    if problem.head_dim != problem.head_dim_v:
-        why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
-    if problem.head_dim % 8 or not 8 <= problem.head_dim <= 256:
-        why.append(f"head dim {problem.head_dim} is not a multiple of 8 in 8..256")
+    for head_dim in sorted({problem.head_dim, problem.head_dim_v}):
+        if head_dim % 8 or not 8 <= head_dim <= 256:
+            why.append(f"head dim {head_dim} is not a multiple of 8 in 8..256")
     return why
 
 
@@ -240,7 +264,8 @@ def tma_reasons(problem: AttentionProblem) -> list[str]:
     """What the TMA unit asks of q, k and v (CUDA driver API, cuTensorMapEncodeTiled)."""
     sizes_q = (problem.batch, problem.heads_q, problem.len_q, problem.head_dim)
     sizes_k = (problem.batch, problem.heads_kv, problem.len_k, problem.head_dim)
-    each = (("q", problem.q, sizes_q), ("k", problem.k, sizes_k), ("v", problem.v, sizes_k))
+    sizes_v = (*sizes_k[:3], problem.head_dim_v)
+    each = (("q", problem.q, sizes_q), ("k", problem.k, sizes_k), ("v", problem.v, sizes_v))
     return [fault for name, layout, sizes in each for fault in tma_faults(name, layout, sizes)]
 
 
@@ -265,7 +290,9 @@ def decode(text: str) -> AttentionConfig | None:
 
 def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
     """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
-    d = padded_head_dim(problem.head_dim)
+    width, tiles, d = head_tiles(problem.head_dim, problem.head_dim_v)
+    if tiles > 1 or width != d:
+        return _uneven_rule(problem)
     if problem.has_mask or problem.has_bias:
         if d == 256:
             return GluonSm90Config(2, 64, 2, "registers", 240, True, 1)
@@ -285,6 +312,24 @@ def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
     if rows[1] > 1.2 * rows[0] or (is_causal and problem.len_q < 8192):
         return GluonSm90Config(2, 128, 4, "tma", 240)  # causal: 403 against 392 TFLOP/s at 4k
     return GluonSm90Config(3, 128, 4, "tma", 160)  # full: 524 against 434 TFLOP/s at 4k
+
+
+def _uneven_rule(problem: AttentionProblem) -> GluonSm90Config:
+    """Give the Hopper config where q and v have tiles of other widths; O has that of v's."""
+    _, _, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
+    has_scores = problem.has_mask or problem.has_bias
+    is_crowded = problem.has_mask or problem.dropout_p > 0 or problem.band.has_right
+    consumers, registers = (3, 160) if width_v <= 64 and not is_crowded else (2, 240)
+    sizes = [(64, 4), (64, 3)]
+    if width_v < 256:
+        sizes = [(128, 4), (128, 3), (128, 2), *sizes]
+    fixed = ("registers", registers, False, int(has_scores))
+    for block_n, stages in sizes:
+        config = GluonSm90Config(consumers, block_n, stages, *fixed)
+        needed = config.smem_bytes(problem.head_dim, problem.head_dim_v, is_ridden=has_scores)
+        if needed <= SMEM_BYTES[9, 0]:
+            return config
+    return GluonSm90Config(consumers, 64, 2, *fixed)
 
 
 def triton_rule(problem: AttentionProblem, target: Target) -> TritonConfig:

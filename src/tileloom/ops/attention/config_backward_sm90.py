@@ -76,6 +76,8 @@ class GluonSm90BackwardConfig:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(problem.head_dim)
         why += hopper_reasons(problem, target)
+        if problem.head_dim != problem.head_dim_v:
+            why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"

@@ -31,7 +31,8 @@ or mask once for each head that reads it.
 Shared memory: Q [CONSUMERS, 64, D], twice with STORE_TMA, and a ring of 2 * STAGES blocks
 [BLOCK_N, D] that holds K0, V0, K1, V1, ... With STORE_TMA, O leaves through Q's own rows while the
 next tile's Q arrives in the other buffer; without (D = 256: no room for two), it leaves straight
-from registers, and Q is free after the last Q K^T.
+from registers, and Q is free after the last Q K^T. Where V is not as wide, K and V have rings of
+their own, with slots as in one, and rows of Q and K may take QK_TILES tiles: 3 of 64 for D = 192.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     q_full[b, w]  (1)                 producer's TMA -> consumer w: its 64 rows of Q are there
@@ -62,24 +63,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
-from tileloom.device.compat import tma_load
 from tileloom.ops.attention.pieces_dropout_sm90 import drop, first_of_rows, kept_bits
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
+    allocate_rings,
     clear_hidden,
     column_of,
+    issue_scores,
     live_tile,
+    load_rows,
     mail_tile,
     next_tile,
     opened,
+    place_of,
     range_of,
     row_sum,
     rows_of_tile,
     slot_of,
+    store_out,
     store_registers,
-    store_shared,
     turn_begin,
     turn_end,
+    values_of,
 )
 from tileloom.ops.attention.pieces_philox import crosses_quads, philox_state
 from tileloom.ops.attention.pieces_scores_sm90 import (
@@ -102,15 +107,16 @@ def _producer(
     DYNAMIC: gl.constexpr, PACKED: gl.constexpr, BIAS_MODE: gl.constexpr,
     MASK_MODE: gl.constexpr,
 ):  # fmt: skip
-    q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
+    q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
     (
         lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section, left_top, right_top,
         left_bottom, right_bottom,
     ) = work  # fmt: skip
-    SLOTS: gl.constexpr = ring.type.shape[0]
-    BLOCK_N: gl.constexpr = ring.type.shape[3]
+    SLOTS: gl.constexpr = ring_full.type.shape[0]
+    BLOCK_N: gl.constexpr = rings[0].type.shape[3]
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
-    Q_BUFFERS: gl.constexpr = q_smem.type.shape[0] // CONSUMERS
+    Q_BUFFERS: gl.constexpr = q_full.type.shape[0] // CONSUMERS
+    TILES: gl.constexpr = q_smem.type.shape[0] // q_full.type.shape[0]
     HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
     RIDES: gl.constexpr = BIAS_MODE == 3 or MASK_MODE == 3
     tile = live_tile(
@@ -150,17 +156,16 @@ def _producer(
             v_slot, v_phase = slot_of(item + 1, SLOTS)
             col = column_of(j, blocks, end, BLOCK_N, HAS_LEFT or HAS_RIGHT)
             mbarrier.wait(ring_empty.index(k_slot), k_phase ^ 1)
-            mbarrier.expect(ring_full.index(k_slot), k_desc.block_type.nbytes)
-            tma_load(
-                k_desc, [batch_k, kv_head, col, 0], ring_full.index(k_slot), ring.index(k_slot)
-            )
+            mbarrier.expect(ring_full.index(k_slot), TILES * k_desc.block_type.nbytes)
+            at, place_k = (batch_k, kv_head, col), place_of(rings, k_slot, SLOTS) * TILES
+            load_rows(k_desc, at, ring_full.index(k_slot), rings[0], place_k, TILES)
             if j == 0:
                 for w in gl.static_range(CONSUMERS):
                     buffer = (count % Q_BUFFERS) * CONSUMERS + w
                     mbarrier.wait(q_empty.index(buffer), ((count // Q_BUFFERS) & 1) ^ 1)
-                    mbarrier.expect(q_full.index(buffer), q_desc.block_type.nbytes)
-                    at = [batch_q, head, row + 64 * w, 0]
-                    tma_load(q_desc, at, q_full.index(buffer), q_smem.index(buffer))
+                    mbarrier.expect(q_full.index(buffer), TILES * q_desc.block_type.nbytes)
+                    at_q = (batch_q, head, row + 64 * w)
+                    load_rows(q_desc, at_q, q_full.index(buffer), q_smem, buffer * TILES, TILES)
             if RIDES:
                 load_ride(
                     ride_desc, batch * ride_b, head * ride_h, row, col, item // 2, ride,
@@ -168,9 +173,8 @@ def _producer(
                 )  # fmt: skip
             mbarrier.wait(ring_empty.index(v_slot), v_phase ^ 1)
             mbarrier.expect(ring_full.index(v_slot), v_desc.block_type.nbytes)
-            tma_load(
-                v_desc, [batch_k, kv_head, col, 0], ring_full.index(v_slot), ring.index(v_slot)
-            )
+            place_v = place_of(rings, v_slot, SLOTS)
+            load_rows(v_desc, at, ring_full.index(v_slot), rings[1], place_v, 1)
             if DYNAMIC:
                 # Behind the first loads, which hide the latency of the atomic.
                 if (j == 0) & (place == tile):
@@ -203,16 +207,16 @@ def _consumer(
     PACKED: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
     MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
-    q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
+    q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
     (
         lengths_ptr, heads_q, _group, len_q, len_k, tiles, heads, section, left_top, right_top,
         left_bottom, right_bottom,
     ) = work  # fmt: skip
-    SLOTS: gl.constexpr = ring.type.shape[0]
-    BLOCK_N: gl.constexpr = ring.type.shape[3]
-    D: gl.constexpr = ring.type.shape[4]
+    SLOTS: gl.constexpr = ring_full.type.shape[0]
+    BLOCK_N: gl.constexpr = rings[0].type.shape[3]
+    D: gl.constexpr = rings[1].type.shape[4]
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
-    Q_BUFFERS: gl.constexpr = q_smem.type.shape[0] // CONSUMERS
+    Q_BUFFERS: gl.constexpr = q_full.type.shape[0] // CONSUMERS
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -255,7 +259,7 @@ def _consumer(
             edge = gl.minimum(gl.maximum((end - first) // BLOCK_N, clear), blocks)
 
         buffer = (count % Q_BUFFERS) * CONSUMERS + WG
-        q = q_smem.index(buffer).reshape([64, D])
+        q = (q_smem, buffer)
         slot, phase = slot_of(base, SLOTS)
         mbarrier.wait(q_full.index(buffer), (count // Q_BUFFERS) & 1)
         mbarrier.wait(ring_full.index(slot), phase)
@@ -267,13 +271,12 @@ def _consumer(
                 MASK_VECTOR,
             )  # fmt: skip
             clear_if_careful(
-                ring, ring_full, base, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi, given, WG,
+                rings, ring_full, base, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi, given, WG,
                 CONSUMERS, HAS_LEFT, HAS_RIGHT, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
             )  # fmt: skip
         turn_begin(WG)
-        k = ring.index(slot).reshape([BLOCK_N, D]).permute((1, 0))
         zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-        s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+        s = issue_scores(q, rings, slot, SLOTS, zero)
         turn_end(WG, CONSUMERS)
         dropped = ()
         if DROPOUT:
@@ -297,14 +300,14 @@ def _consumer(
         )  # fmt: skip
         if DROPOUT:
             p = drop(p, bits)
-        p = gl.convert_layout(p.to(ring.dtype), P_LAYOUT, assert_trivial=True)
+        p = gl.convert_layout(p.to(q_smem.dtype), P_LAYOUT, assert_trivial=True)
         acc = gl.zeros([64, D], gl.float32, O_LAYOUT)
 
         if HAS_RIGHT:
             for j in range(1, clear):
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
-                    q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
+                    q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
                     lo, hi, scale, given, dropped, WG, CONSUMERS, True, HAS_LEFT, EDGE, PIN,
                     HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
                     DROPOUT,
@@ -312,7 +315,7 @@ def _consumer(
         for j in range(clear, edge):
             col = column_of(j, blocks, end, BLOCK_N, BAND)
             p, acc, m, total = step(
-                q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
+                q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
                 lo, hi, scale, given, dropped, WG, CONSUMERS, False, False, False, PIN, HAS_LEFT,
                 HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT,
             )  # fmt: skip
@@ -320,7 +323,7 @@ def _consumer(
             for j in range(edge, blocks):
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
-                    q, ring, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
+                    q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
                     lo, hi, scale, given, dropped, WG, CONSUMERS, False, HAS_LEFT, EDGE, PIN,
                     HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
                     DROPOUT,
@@ -331,7 +334,7 @@ def _consumer(
 
         slot, phase = slot_of(base - 1, SLOTS)
         mbarrier.wait(ring_full.index(slot), phase)
-        v = ring.index(slot).reshape([BLOCK_N, D])
+        v = values_of(rings, slot, SLOTS)
         if HAS_LEFT:
             hidden = start - (end - blocks * BLOCK_N)
             if (start > 0) & (hidden > 0):
@@ -357,20 +360,16 @@ def _consumer(
         acc = warpgroup_mma_wait(0, deps=[acc])
         arrive_each_thread(ring_empty.index(slot))
         acc = acc * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
-        o = acc.to(ring.dtype)
+        o = acc.to(q_smem.dtype)
         at = (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
         spoilt: gl.constexpr = 0
         if HIDES:
             spoilt = judge(acc, count, scores[6], scores[7], WG, CONSUMERS, tile < 0)
         if STORE_TMA:
-            if PACKED:
-                if row >= 0:  # TMA stores nothing that begins before row 0
-                    store_shared(o_desc, q_smem.index(buffer), o, batch_q, head, row)
-                else:
-                    store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
-            else:
-                if spoilt == 0:
-                    store_shared(o_desc, q_smem.index(buffer), o, batch_q, head, row)
+            store_out(
+                o_desc, q_smem.index(buffer), o_ptr + at, o_row_stride, o, batch_q, head, row, rows,
+                head_dim_8, spoilt, PACKED,
+            )  # fmt: skip
         else:
             store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
         tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC or HIDES)
@@ -408,7 +407,7 @@ def attention_fwd_kernel(
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr, REGISTERS: gl.constexpr,
     BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr,
-    MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
+    MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr, QK_TILES: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     D: gl.constexpr = k_desc.block_type.shape[3]
@@ -419,8 +418,9 @@ def attention_fwd_kernel(
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     THREADS: gl.constexpr = 128 * CONSUMERS
-    q_smem = gl.allocate_shared_memory(dtype, [Q_BUFFERS * CONSUMERS, 1, 1, 64, D], q_desc.layout)
-    ring = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
+    Q_TILES: gl.constexpr = Q_BUFFERS * CONSUMERS * QK_TILES
+    q_smem = gl.allocate_shared_memory(dtype, [Q_TILES, 1, 1, 64, D], q_desc.layout)
+    rings = allocate_rings(k_desc, v_desc, STAGES, QK_TILES)
     MAIL: gl.constexpr = gl.int64 if PACKED else gl.int32
     mail = gl.allocate_shared_memory(MAIL, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_full = gl.allocate_shared_memory(gl.int64, [Q_BUFFERS * CONSUMERS, 1], bars)
@@ -455,11 +455,11 @@ def attention_fwd_kernel(
     if BIAS_MODE + MASK_MODE > 0:
         scores = scores_of(
             ride_desc, ride_b, ride_h, q_desc, bias_ptr, bias_b, bias_h, bias_q, bias_k, mask_ptr,
-            mask_b, mask_h, mask_q, mask_k, lse_ptr, ring, BLOCK_N, CONSUMERS, RIDE_STAGES,
+            mask_b, mask_h, mask_q, mask_k, lse_ptr, rings[0], BLOCK_N, CONSUMERS, RIDE_STAGES,
             BIAS_MODE, MASK_MODE,
         )  # fmt: skip
     fence_async_shared()
-    smem = (q_smem, ring, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty)
+    smem = (q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty)
     work = (
         lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section, left_top, right_top,
         left_bottom, right_bottom,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from tileloom.launch.aot import KernelSpec
-from tileloom.ops.attention.config import TritonConfig, gluon_rule, padded_head_dim, triton_rule
+from tileloom.ops.attention.config import TritonConfig, gluon_rule, head_tiles, triton_rule
 from tileloom.ops.attention.kernels_backward import triton_backward_specs
 from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
 from tileloom.ops.attention.masks import Band
@@ -77,7 +77,10 @@ _ROW_MASK = _Form("row-mask", has_mask=True, mask_mode=1)
 _RIDING = replace(_TENSORS, name="window-lengths-mask-riding-bias", bias_mode=3)
 
 
-def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem:
+def _problem(
+    head_dim: int, dtype: torch.dtype, form: _Form, head_dim_v: int = 0
+) -> AttentionProblem:
+    """A problem; v is as wide as q and k if no width of its own is given."""
     n = form.length
     layout = Layout((16 * n * head_dim, n * head_dim, head_dim, 1), True)
     return AttentionProblem(
@@ -87,7 +90,7 @@ def _problem(head_dim: int, dtype: torch.dtype, form: _Form) -> AttentionProblem
         len_q=n,
         len_k=n,
         head_dim=head_dim,
-        head_dim_v=head_dim,
+        head_dim_v=head_dim_v or head_dim,
         dtype=dtype,
         scale=1.0 / math.sqrt(head_dim),
         q=layout,
@@ -213,6 +216,11 @@ _GLUON_CASES = (
     (torch.bfloat16, 256, (_BIAS, _RIDING)),
 )
 
+_UNEVEN_CASES = (
+    (192, 128, (_FULL, _CAUSAL, _PACKED)),
+    (64, 128, (_WINDOW,)),
+    (128, 64, (_BIAS,)),
+)
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
 _RARE = "Around what a tile does once, or when it goes round again (SASS). H200, as above: "
 _SPILLS: Mapping[str, tuple[int, str]] = {
@@ -223,6 +231,8 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "64-row-bias": (400, _RARE + "1.53 ms; plain 1.08."),
     "64-mask": (400, _RARE + "2.2 ms; plain 1.08."),
     "64-row-mask": (400, _RARE + "1.8 ms; plain 1.08."),
+    "128x64-bias": (1200, _RARE + "1116 on Triton 3.9.0, 524 on 3.7.1; as 64-bias."),
+    "192x128-packed-causal": (80, "On Triton 3.9.0; none on the others."),
     "64-dropout": (400, _RARE + "3.8 ms; cuDNN 3.0, mem_eff_attention 8.2."),
     "64-causal-dropout": (400, _RARE + "2.0 ms."),
     "128-dropout": (400, _RARE + "2.34 ms; cuDNN 1.94, mem_eff_attention 5.7."),
@@ -246,9 +256,11 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
 
 
 def _gluon_specs() -> tuple[KernelSpec, ...]:
+    cases = [(d, d, dtype, forms) for dtype, d, forms in _GLUON_CASES]
+    cases += [(d, d_v, torch.bfloat16, forms) for d, d_v, forms in _UNEVEN_CASES]
     return tuple(
-        _gluon_spec(_problem(head_dim, dtype, form), form)
-        for dtype, head_dim, forms in _GLUON_CASES
+        _gluon_spec(_problem(d, dtype, form, d_v), form)
+        for d, d_v, dtype, forms in cases
         for form in forms
     )
 
@@ -260,13 +272,18 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
 
     config = gluon_rule(problem)
     dtype = _SHORT[problem.dtype]
-    width = padded_head_dim(problem.head_dim)
-    tensors = {"q_desc": 64, "k_desc": config.block_n, "v_desc": config.block_n, "o_desc": 64}
-    signature = {
-        name: f"tensordesc<{dtype}[1, 1, {rows}, {width}],{{layout}}>"
-        for name, rows in tensors.items()
+    width, _, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
+    tensors = {
+        "q_desc": (64, width),
+        "k_desc": (config.block_n, width),
+        "v_desc": (config.block_n, width_v),
+        "o_desc": (64, width_v),
     }
-    layouts = dict.fromkeys(tensors, layout_arguments(width))
+    signature = {
+        name: f"tensordesc<{dtype}[1, 1, {rows}, {columns}],{{layout}}>"
+        for name, (rows, columns) in tensors.items()
+    }
+    layouts = {name: layout_arguments(columns) for name, (_, columns) in tensors.items()}
     bias_dtype = _SHORT[problem.bias_dtype or problem.dtype]
     if form.rides:
         ride, itemsize = (bias_dtype, 2) if form.has_bias else ("u8", 1)
@@ -299,9 +316,12 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
     if not problem.packed:
         constexprs |= {"cu_q": None, "cu_k": None}
     signature |= dict.fromkeys(constexprs, "constexpr")
-    spills, reason = _SPILLS.get(f"{problem.head_dim}-{form.name}", (0, ""))
+    dims = str(problem.head_dim)
+    if problem.head_dim_v != problem.head_dim:
+        dims += f"x{problem.head_dim_v}"
+    spills, reason = _SPILLS.get(f"{dims}-{form.name}", (0, ""))
     return KernelSpec(
-        name=f"attention_fwd_gluon_sm90[d{problem.head_dim}-{form.name}-{dtype}]",
+        name=f"attention_fwd_gluon_sm90[d{dims}-{form.name}-{dtype}]",
         function="tileloom.ops.attention.kernel_gluon_sm90_fwd:attention_fwd_kernel",
         gluon=True,
         signature=signature,

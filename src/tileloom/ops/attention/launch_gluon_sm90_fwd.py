@@ -10,7 +10,7 @@ import torch
 
 from tileloom.launch.launcher import prepared
 from tileloom.ops._counters import zero_counter
-from tileloom.ops.attention.config import GluonSm90Config, padded_head_dim
+from tileloom.ops.attention.config import GluonSm90Config, head_tiles
 from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_fwd import attention_fwd_kernel
 from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
@@ -51,14 +51,14 @@ def bind_attention_fwd(
 
     Returns:
         `launch(q, k, v, mask, bias, key_lengths, state, out, lse)`, which writes `out`
-        `[B, Hq, Lq, D]` and `lse` `[B, Hq, Lq]`, for tensors of the same shapes, strides, types and
-        alignments.
+        `[B, Hq, Lq, Dv]` and `lse` `[B, Hq, Lq]`, for tensors of the same shapes, strides, types
+        and alignments.
     """
-    width = padded_head_dim(problem.head_dim)
+    width, _, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
     heads = problem.heads_q * (1 if problem.packed else problem.batch)
     tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads
     group = problem.heads_q // problem.heads_kv
-    kv_bytes = 4 * problem.len_k * problem.head_dim
+    kv_bytes = 2 * problem.len_k * (problem.head_dim + problem.head_dim_v)
     section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
     is_packed = problem.packed is not None
     dropout = dropout_arguments(problem, state)
@@ -74,8 +74,8 @@ def bind_attention_fwd(
         (min(tiles * heads, target_of(q).sms),),
         descriptor(q, 64, width, is_packed),
         descriptor(k, config.block_n, width, is_packed),
-        descriptor(v, config.block_n, width, is_packed),
-        descriptor(out, 64, width, is_packed) if is_tma else None,
+        descriptor(v, config.block_n, width_v, is_packed),
+        descriptor(out, 64, width_v, is_packed) if is_tma else None,
         ride_desc,
         out,
         lse,
@@ -86,7 +86,7 @@ def bind_attention_fwd(
         *dropout.addresses,
         *(offsets or (None, None)),
         scale,
-        *(problem.heads_q, group, problem.len_q, problem.len_k, problem.head_dim // 8),
+        *(problem.heads_q, group, problem.len_q, problem.len_k, problem.head_dim_v // 8),
         *(tiles, heads, section),
         *problem.band.clamped(problem.len_q, problem.len_k),
         *(stride // 8 for stride in batch_strides(out, problem)[:3]),
@@ -221,4 +221,5 @@ def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, o
         "DROPOUT": problem.dropout_p > 0.0,
         "RIDE_STAGES": config.ride_stages if problem.has_mask or problem.has_bias else 0,
         "REGISTERS": config.registers,
+        "QK_TILES": head_tiles(problem.head_dim, problem.head_dim_v)[1],
     }

@@ -10,10 +10,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    warpgroup_mma,
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
-from tileloom.device.compat import tma_store
+from tileloom.device.compat import tma_load, tma_store
 from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
 TURN = gl.constexpr(8)
@@ -235,6 +236,70 @@ def slot_of(item, SLOTS: gl.constexpr):
 
 
 @gluon.jit
+def allocate_rings(k_desc, v_desc, STAGES: gl.constexpr, QK_TILES: gl.constexpr):
+    """The rings of K and of V: one and the same, if their rows are as wide."""
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
+    D: gl.constexpr = k_desc.block_type.shape[3]
+    D_V: gl.constexpr = v_desc.block_type.shape[3]
+    dtype: gl.constexpr = k_desc.dtype
+    if QK_TILES == 1 and D == D_V:
+        ring = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
+        return ring, ring
+    else:
+        tiles: gl.constexpr = STAGES * QK_TILES
+        k_ring = gl.allocate_shared_memory(dtype, [tiles, 1, 1, BLOCK_N, D], k_desc.layout)
+        v_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, D_V], v_desc.layout)
+        return k_ring, v_ring
+
+
+@gluon.jit
+def place_of(rings, slot, SLOTS: gl.constexpr):
+    """Where a slot is in its ring: K has the even slots, V the odd ones."""
+    if rings[1].type.shape[0] == SLOTS:
+        return slot
+    else:
+        return slot // 2
+
+
+@gluon.jit
+def keys_of(rings, slot, tile, SLOTS: gl.constexpr):
+    """A tile of K in a slot, `[keys, columns]`."""
+    TILES: gl.constexpr = rings[0].type.shape[0] // rings[1].type.shape[0]
+    BLOCK: gl.constexpr = [rings[0].type.shape[3], rings[0].type.shape[4]]
+    return rings[0].index(place_of(rings, slot, SLOTS) * TILES + tile).reshape(BLOCK)
+
+
+@gluon.jit
+def values_of(rings, slot, SLOTS: gl.constexpr):
+    """V in a slot, `[keys, columns]`."""
+    BLOCK: gl.constexpr = [rings[1].type.shape[3], rings[1].type.shape[4]]
+    return rings[1].index(place_of(rings, slot, SLOTS)).reshape(BLOCK)
+
+
+@gluon.jit
+def load_rows(desc, at, full, smem, first, TILES: gl.constexpr):
+    """Load rows of Q, K or V by TMA, one tile of columns after the other."""
+    batch, head, row = at
+    for tile in gl.static_range(TILES):
+        column = tile * desc.block_type.shape[3]
+        tma_load(desc, [batch, head, row, column], full, smem.index(first + tile))
+
+
+@gluon.jit
+def issue_scores(q, rings, slot, SLOTS: gl.constexpr, zero):
+    """Issue S = Q K^T for a warpgroup's rows and the keys of a slot."""
+    q_smem, buffer = q
+    TILES: gl.constexpr = rings[0].type.shape[0] // rings[1].type.shape[0]
+    D: gl.constexpr = q_smem.type.shape[4]
+    s = zero
+    for tile in gl.static_range(TILES):
+        rows = q_smem.index(buffer * TILES + tile).reshape([64, D])
+        keys = keys_of(rings, slot, tile, SLOTS).permute((1, 0))
+        s = warpgroup_mma(rows, keys, s, use_acc=tile > 0, is_async=True)
+    return s
+
+
+@gluon.jit
 def clear_hidden(v, hidden, WG: gl.constexpr, CONSUMERS: gl.constexpr):
     """Set the first `hidden` rows of a V block to zero, so that 0 * NaN cannot reach O.
 
@@ -276,6 +341,22 @@ def store_registers(o_ptr, o_row_stride, o, row, len_q, head_dim_8):
     rows = gl.expand_dims(i.to(gl.int64) * o_row_stride * 8, 1)
     shown = gl.expand_dims((i >= 0) & (i < len_q), 1) & gl.expand_dims(j < head_dim_8 * 8, 0)
     gl.store(o_ptr + (rows + gl.expand_dims(j, 0)), o, mask=shown)
+
+
+@gluon.jit
+def store_out(
+    o_desc, smem, o_ptr, o_row_stride, o, batch, head, row, len_q, head_dim_8, spoilt,
+    PACKED: gl.constexpr,
+):  # fmt: skip
+    """Write O by TMA, unless it is spoilt; from registers if it begins before a packed sequence."""
+    if PACKED:
+        if row >= 0:  # TMA stores nothing that begins before row 0
+            store_shared(o_desc, smem, o, batch, head, row)
+        else:
+            store_registers(o_ptr, o_row_stride, o, row, len_q, head_dim_8)
+    else:
+        if spoilt == 0:
+            store_shared(o_desc, smem, o, batch, head, row)
 
 
 @gluon.jit

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
 from tileloom.device.compat import thread_barrier, tma_load
 from tileloom.device.order import stay
-from tileloom.ops.attention.pieces_gluon_sm90 import CLEARED, slot_of
+from tileloom.ops.attention.pieces_gluon_sm90 import CLEARED, keys_of, slot_of, values_of
 
 _WIDEN = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 
@@ -245,7 +245,7 @@ def following_of(tile, suspect, fresh, end, count, verdict, judged, CONSUMERS: g
     if suspect < end:
         if is_spoilt(count - 1, verdict, judged, CONSUMERS):
             following = -1 - suspect
-    suspect = gl.where(tile >= 0, tile, end)
+    suspect = tile  # that of a second round is good, but waited for: no phase is left out
     if (following >= end) & (suspect < end):
         if is_spoilt(count, verdict, judged, CONSUMERS):
             following = -1 - suspect
@@ -263,21 +263,30 @@ def _at(i, j, stride_q, stride_k, VECTOR: gl.constexpr):
 
 
 @gluon.jit
+def _keep(tile, chunk, seen):
+    """Set those of 16 rows of a tile to zero that are not seen."""
+    D: gl.constexpr = tile.type.shape[1]
+    LANES: gl.constexpr = D // 8 if D < 256 else 32
+    CLEAR: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
+    keep = gl.expand_dims(gl.convert_layout(seen, gl.SliceLayout(1, CLEAR)) != 0, 1)
+    rows = tile.slice(chunk * 16, 16, 0)
+    rows.store(gl.where(keep, rows.load(CLEAR), 0.0))
+
+
+@gluon.jit
 def clear_unseen(
-    k, v, col, tile_row, len_q, lo, hi, bias_head, bias_q, bias_k, mask_head, mask_q, mask_k,
-    WG: gl.constexpr, CONSUMERS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr,
-    MASK_VECTOR: gl.constexpr,
+    rings, item, SLOTS: gl.constexpr, col, tile_row, len_q, lo, hi, bias_head, bias_q, bias_k,
+    mask_head, mask_q, mask_k, WG: gl.constexpr, CONSUMERS: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
+    MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr,
 ):  # fmt: skip
     """Set the rows of K and V that no row of the tile sees to zero; `clear_hidden` for all masks.
 
     The warpgroups share the work, 16 keys at a time, and meet before any of them reads.
     """
-    BLOCK_N: gl.constexpr = v.type.shape[0]
-    D: gl.constexpr = v.type.shape[1]
+    BLOCK_N: gl.constexpr = rings[0].type.shape[3]
+    TILES: gl.constexpr = rings[0].type.shape[0] // rings[1].type.shape[0]
     L: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    LANES: gl.constexpr = D // 8 if D < 256 else 32
-    CLEAR: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
     thread_barrier()  # with the one below, so that what does not come here needs none
     tile_row = stay(tile_row)
     for chunk in gl.static_range(BLOCK_N // 16):
@@ -301,11 +310,9 @@ def clear_unseen(
                     bias = gl.load(bias_head + at, mask=shown, other=0).to(gl.float32)
                     shown = shown & (bias != float("-inf"))
                 seen = gl.maximum(seen, gl.max(shown.to(gl.int32), 0))
-            keep = gl.expand_dims(gl.convert_layout(seen, gl.SliceLayout(1, CLEAR)) != 0, 1)
-            rows = k.slice(chunk * 16, 16, 0)
-            rows.store(gl.where(keep, rows.load(CLEAR), 0.0))
-            rows = v.slice(chunk * 16, 16, 0)
-            rows.store(gl.where(keep, rows.load(CLEAR), 0.0))
+            for tile in gl.static_range(TILES):
+                _keep(keys_of(rings, item % SLOTS, tile, SLOTS), chunk, seen)
+            _keep(values_of(rings, (item + 1) % SLOTS, SLOTS), chunk, seen)
     thread_barrier()
     fence_async_shared()
     named_barrier_sync(CLEARED, 128 * CONSUMERS)
@@ -313,22 +320,19 @@ def clear_unseen(
 
 @gluon.jit
 def clear_if_careful(
-    ring, ring_full, item, col, lo, hi, given, WG: gl.constexpr, CONSUMERS: gl.constexpr,
+    rings, ring_full, item, col, lo, hi, given, WG: gl.constexpr, CONSUMERS: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS_MODE: gl.constexpr,
     BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr,
 ):  # fmt: skip
     """Clear K and V of a block before K is used, if the tile goes round for the second time."""
-    SLOTS: gl.constexpr = ring.type.shape[0]
-    BLOCK: gl.constexpr = [ring.type.shape[3], ring.type.shape[4]]
+    SLOTS: gl.constexpr = ring_full.type.shape[0]
     careful, tile_row, len_q, bias_head, _, bias_q, bias_k = given[:7]
     mask_head, _, mask_q, mask_k = given[7:11]
     if careful:
-        k = ring.index(item % SLOTS).reshape(BLOCK)
         slot, phase = slot_of(item + 1, SLOTS)
         mbarrier.wait(ring_full.index(slot), phase)
-        v = ring.index(slot).reshape(BLOCK)
         clear_unseen(
-            k, v, col, tile_row, len_q, lo, hi, bias_head, bias_q, bias_k, mask_head, mask_q,
-            mask_k, WG, CONSUMERS, HAS_LEFT, HAS_RIGHT, BIAS_MODE, BIAS_VECTOR, MASK_MODE,
+            rings, item, SLOTS, col, tile_row, len_q, lo, hi, bias_head, bias_q, bias_k, mask_head,
+            mask_q, mask_k, WG, CONSUMERS, HAS_LEFT, HAS_RIGHT, BIAS_MODE, BIAS_VECTOR, MASK_MODE,
             MASK_VECTOR,
         )  # fmt: skip

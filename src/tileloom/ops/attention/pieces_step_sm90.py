@@ -13,7 +13,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.order import pin
 from tileloom.ops.attention.pieces_dropout_sm90 import drop, kept_bits
-from tileloom.ops.attention.pieces_gluon_sm90 import mask, slot_of, softmax, turn_begin, turn_end
+from tileloom.ops.attention.pieces_gluon_sm90 import (
+    issue_scores,
+    mask,
+    slot_of,
+    softmax,
+    turn_begin,
+    turn_end,
+    values_of,
+)
 from tileloom.ops.attention.pieces_scores_sm90 import clear_if_careful, weigh
 
 LOG2_E = gl.constexpr(1.4426950408889634)
@@ -65,7 +73,7 @@ def block_softmax(
 
 @gluon.jit
 def step(
-    q, ring, ring_full, ring_empty, p, acc, m, total, item, row, col, lo, hi, scale,
+    q, rings, ring_full, ring_empty, p, acc, m, total, item, row, col, lo, hi, scale,
     given, dropout, WG: gl.constexpr, CONSUMERS: gl.constexpr, MASK_RIGHT: gl.constexpr,
     MASK_LEFT: gl.constexpr, EDGE: gl.constexpr, PIN: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, EVEN: gl.constexpr, BIAS_MODE: gl.constexpr,
@@ -77,9 +85,8 @@ def step(
     `given` is what `pieces_scores_sm90.py` wants of a bias or mask tensor, `dropout` what
     `kept_bits` wants.
     """
-    SLOTS: gl.constexpr = ring.type.shape[0]
-    BLOCK_N: gl.constexpr = ring.type.shape[3]
-    D: gl.constexpr = ring.type.shape[4]
+    SLOTS: gl.constexpr = ring_full.type.shape[0]
+    BLOCK_N: gl.constexpr = rings[0].type.shape[3]
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
@@ -92,15 +99,13 @@ def step(
     mbarrier.wait(ring_full.index(k_slot), k_phase)
     if BIAS_MODE + MASK_MODE > 0:
         clear_if_careful(
-            ring, ring_full, item, col, lo, hi, given, WG, CONSUMERS, HAS_LEFT, HAS_RIGHT,
+            rings, ring_full, item, col, lo, hi, given, WG, CONSUMERS, HAS_LEFT, HAS_RIGHT,
             BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
         )  # fmt: skip
     turn_begin(WG)
-    k = ring.index(k_slot).reshape([BLOCK_N, D]).permute((1, 0))
-    s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    s = issue_scores(q, rings, k_slot, SLOTS, zero)
     mbarrier.wait(ring_full.index(v_slot), v_phase)
-    v = ring.index(v_slot).reshape([BLOCK_N, D])
-    acc = warpgroup_mma(p, v, acc, is_async=True)
+    acc = warpgroup_mma(p, values_of(rings, v_slot, SLOTS), acc, is_async=True)
     turn_end(WG, CONSUMERS)
     s = warpgroup_mma_wait(1, deps=[s])
     arrive_each_thread(ring_empty.index(k_slot))
@@ -110,7 +115,7 @@ def step(
     )  # fmt: skip
     if DROPOUT:
         p_new = drop(p_new, bits)
-    p_half = p_new.to(ring.dtype)
+    p_half = p_new.to(q[0].dtype)
     if PIN:
         total = pin(total, 4)
     acc = warpgroup_mma_wait(0, deps=[acc])

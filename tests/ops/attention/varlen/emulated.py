@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tests.ops.attention.cases import BF16
-from tests.ops.attention.emulated import SCHEDULES, SMS, gluon_config
+from tests.ops.attention.emulated import SCHEDULES, SMS, gluon_config, head_dims
 from tests.ops.attention.varlen import cases
 from tests.ops.attention.varlen.cases import VarlenCase
 
@@ -85,9 +85,8 @@ def hopper_plays() -> list[Play]:
             assert found is not None
             backward = GluonSm90BackwardConfig(int(found[1]), int(found[2]))
             rows, keys = backward.block_m * (2 * backward.stages) + 7, 150
-        head_dim = int(spec.name.partition("[d")[2].partition("-")[0])
         mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
-        sizes = (2, 1, head_dim, head_dim)
+        sizes = (2, 1, *head_dims(spec))
         lens = ((rows, 0, 30, 65), (keys, 5, 0, 41))
         options = {"dropout_p": 0.3} if spec.constexprs.get("DROPOUT") else {}
         case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask, options=options)
