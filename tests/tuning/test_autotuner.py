@@ -37,6 +37,23 @@ def test_the_fastest_is_found_launched_and_kept(tuned, cuda, store, workers):
     assert path.name.startswith("scale-")
 
 
+def test_one_candidate_that_is_left_is_not_measured(tuned, store):
+    """Where a stage might have added one, or all others do not compile; the record says so."""
+    tuner = make(tuned, configs=[config(100), config(128)])  # arange takes powers of two
+    tuner.run(*arguments(), stream=STREAM)
+    assert tuned.asked == []
+    assert tuner.winner == config(128)
+    known = store.find(*tuner._identity(tuner._stages)).known()
+    assert (known[config(128)].ms, known[config(128)].reason) == (None, "")
+    assert known[config(100)].reason
+    again = make(tuned, configs=[config(100), config(128)])
+    again.run(*arguments(), stream=STREAM)
+    assert again.winner == config(128)
+    grown = make(tuned, configs=[config(128), config(256)])
+    grown.run(*arguments(), stream=STREAM)
+    assert set(tuned.asked) == {config(128), config(256)}, "one more is compared with it"
+
+
 def test_every_launch_has_the_grid_of_its_sizes(tuned, cuda):
     tuner = make(tuned)
     run(tuner, cuda=cuda)

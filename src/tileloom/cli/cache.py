@@ -143,7 +143,8 @@ def _list(store: Store, entries: Sequence[Entry], *, is_json: bool) -> int:
         if record is not None:
             row = _row(path, record)
             made.add_row(
-                row["kernel"], _config(row["winner"]), row["gpu"], f"{row['ms']:.4f}",
+                row["kernel"], _config(row["winner"]), row["gpu"],
+                "" if row["ms"] is None else f"{row['ms']:.4f}",
                 str(row["candidates"]), row["found_by"], row["triton"], row["date"][:10],
             )  # fmt: skip
     console().print(made)
@@ -162,7 +163,7 @@ def _row(path: Path, record: Record) -> dict[str, Any]:
         "size_hints": record.problem["size_hints"],
         "winner": dict(record.winner),
         "found_by": record.found_by,
-        "ms": (own and own.ms) or 0.0,
+        "ms": None if own is None else own.ms,
         "candidates": len(record.candidates),
         "date": str(record.measured.get("date", "")),
     }

@@ -23,8 +23,10 @@ Call = Callable[[], Any]
 
 # A spinning kernel counts cycles; at the highest clock of an H100 this is a little over 1 ms.
 _CYCLES_PER_MS = 2_000_000
-# Some 20 ms on an H100: an idle card's clock is low.
+# Some 20 ms on an H100: the clock of a card that was idle is low.
 _WARM_FILLS = 500
+_IDLE_AFTER_S = 0.1
+_last_used: dict[torch.device, float] = {}
 
 
 class CallTimer(Protocol):
@@ -281,8 +283,9 @@ class DeviceTimer:
         self._flush = torch.empty(2 * cache, dtype=torch.int8, device=device)
         self._device = device
         self._before = before
-        for _ in range(_WARM_FILLS):
-            self._flush.zero_()
+        if time.perf_counter() - _last_used.get(device, -math.inf) > _IDLE_AFTER_S:
+            for _ in range(_WARM_FILLS):
+                self._flush.zero_()
 
     def sample(self, call: Call, calls: int) -> list[float]:
         """Time `calls` launches; see `CallTimer`."""
@@ -300,6 +303,7 @@ class DeviceTimer:
                 end.record()
             self._host_ms = (time.perf_counter() - began) * 1e3 / calls
             torch.cuda.synchronize(self._device)
+        _last_used[self._device] = time.perf_counter()
         return [start.elapsed_time(end) for start, end in made]
 
 

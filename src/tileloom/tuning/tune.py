@@ -11,7 +11,7 @@ import datetime
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from tileloom.tuning.clocks import Clock
 from tileloom.tuning.config import Config, distinct
 from tileloom.tuning.coordinate_descent import CoordescTuner, MeasureAll
 from tileloom.tuning.loaded import Loaded
-from tileloom.tuning.measure import CallTimer, Comparison, compare
+from tileloom.tuning.measure import CallTimer, Comparison, Timing, compare
 from tileloom.tuning.store import Candidate
 
 _log = log.get_logger("tuning")
@@ -111,6 +111,7 @@ class Session:
         self._fits = fits
         self._began = time.perf_counter()
         self._rounds = 0
+        self._clock: Clock | None = None
         self._launchers: dict[Config, Any] = {}
         self.tried: dict[Config, Candidate] = {}
 
@@ -120,7 +121,8 @@ class Session:
         changed, zeroed = (tensors_named(names, named) for names in self._names)
         self._kept = Snapshot(changed, zeroed, fits=self._fits)
         self._timer = self._make_timer(self._kept.restore)
-        self._clock = Clock(self._loaded.device) if torch.cuda.is_available() else None
+        if torch.cuda.is_available():
+            self._clock = Clock(self._loaded.device)
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -132,13 +134,18 @@ class Session:
         """Compare loaded configs, in order of preference, and note what is found of each."""
         found = compare([self._call(c) for c in configs], self._timer, on_round=self._on_round)
         for config, one in zip(configs, found.timings):
-            costs = self._loaded.costs(config)
             known = self.tried.get(config)
             if known is None or one.ms is not None:
-                self.tried[config] = Candidate(
-                    config.to_dict(), one.ms, one.ratio, one.reason, **costs
-                )
+                self.note(config, one)
         return found
+
+    def note(self, config: Config, timing: Timing | None = None) -> None:
+        """Note what is found of a loaded config; without a timing, that none was needed."""
+        found = timing or Timing()
+        costs = self._loaded.costs(config)
+        self.tried[config] = Candidate(
+            config.to_dict(), found.ms, found.ratio, found.reason, **costs
+        )
 
     def time(self, config: Config) -> float:
         """Return the median device time of a loaded config, in ms."""
@@ -214,8 +221,33 @@ def tune(
     listed = set(order)
     if stages.scaled is not None:
         order = _with_scaled(loaded, stages, order)
+    candidates = loaded.runnable(order, stages.most_spills)
+    if len(candidates) == 1 and stages.search is None and stages.descent is None:
+        best = candidates[0]  # there is nothing to measure
+        found_by = "list" if best in listed else "scaled"
+        if best not in known:
+            session.note(best)
+    else:
+        best, found_by = _compare(loaded, stages, session, candidates, listed)
+    tried = {**known, **session.tried}
+    tried |= {c: Candidate(c.to_dict(), reason=why) for c, why in loaded.failures.items()}
+    for config in order:
+        if config not in tried:
+            costs = loaded.costs(config)
+            why = f"not measured: {costs['spills']} registers of a thread lie in memory"
+            tried[config] = Candidate(config.to_dict(), reason=why, **costs)
+    return Outcome(best, found_by, tried, session.summary())
+
+
+def _compare(
+    loaded: Loaded,
+    stages: Stages,
+    session: Session,
+    candidates: Sequence[Config],
+    listed: Container[Config],
+) -> tuple[Config, str]:
+    """Measure candidates, search and refine; return the winner and the stage that found it."""
     with session:
-        candidates = loaded.runnable(order, stages.most_spills)
         found = session.compare(candidates)
         if found.winner is None:
             failed = {c: one.reason for c, one in zip(candidates, found.timings)}
@@ -230,14 +262,7 @@ def tune(
         if stages.descent is not None:
             refined = stages.descent.descend(session.measure, best, tried=candidates)
             best, found_by = (refined, "descent") if refined != best else (best, found_by)
-    tried = {**known, **session.tried}
-    tried |= {c: Candidate(c.to_dict(), reason=why) for c, why in loaded.failures.items()}
-    for config in order:
-        if config not in tried:
-            costs = loaded.costs(config)
-            why = f"not measured: {costs['spills']} registers of a thread lie in memory"
-            tried[config] = Candidate(config.to_dict(), reason=why, **costs)
-    return Outcome(best, found_by, tried, session.summary())
+    return best, found_by
 
 
 def _with_scaled(loaded: Loaded, stages: Stages, order: Sequence[Config]) -> list[Config]:
