@@ -20,6 +20,7 @@ from tests.tuning.modules import (
     recorded,
 )
 from tests.tuning.replayed import STREAM
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner as Original
 
 from tileloom.errors import OptionError
 from tileloom.tuning import CachingAutotuner, generated, hints, swap
@@ -165,6 +166,7 @@ def test_kernels_go_to_a_compile_worker_and_back(path, tmp_path):
         there = pickle.loads(pickle.dumps(kernel))
         there.restore_after_unpickle(None)
         kernel.restore_after_unpickle(kept)
+        assert isinstance(there, Original), "wrapper_benchmark asks so"
         assert there.configs == kernel.configs
         assert there.inductor_meta == kernel.inductor_meta
         assert kernel.fn is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,8 @@ def cached_autotune(
             ``optimize_mem``, ``coordinate_descent_tuning``, ``profile_bandwidth`` and others.
         custom_kernel: Whether a user wrote the kernel.
         caching_autotuner_cls: The class to make; a subclass may measure in another way. By default
-            `CachingAutotuner`, or `DebugAutotuner` where ``profile_bandwidth`` is set.
+            `CachingAutotuner`, or `DebugAutotuner` where ``profile_bandwidth`` is set; of a file of
+            generated code an instance of Inductor's own class too, where Inductor is loaded.
         search: Chooses among further configs; see `tune.Stages`.
 
     Returns:
@@ -50,8 +52,7 @@ def cached_autotune(
     candidates = [Config.of(config) for config in configs]
 
     def decorator(fn: Any) -> CachingAutotuner:
-        usual = DebugAutotuner if facts.get("profile_bandwidth") else CachingAutotuner
-        kind = caching_autotuner_cls or usual
+        kind = caching_autotuner_cls or _usual(bool(facts.get("profile_bandwidth")), filename)
         own = candidates
         if "XBLOCK" not in fn.arg_names:  # a kernel of one element of x a program
             own = [config.without_kwargs("XBLOCK") for config in candidates]
@@ -71,3 +72,11 @@ def cached_autotune(
         )
 
     return decorator
+
+
+def _usual(reports: bool, filename: str | None) -> type[CachingAutotuner]:
+    if filename and "torch._inductor.runtime" in sys.modules:
+        from tileloom.tuning import inductor
+
+        return inductor.DebugAutotuner if reports else inductor.CachingAutotuner
+    return DebugAutotuner if reports else CachingAutotuner
