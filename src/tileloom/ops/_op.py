@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from tileloom import knobs, log
 from tileloom.errors import ConfigError, GradientError, UnsupportedError, bullet_list
@@ -23,6 +25,7 @@ from tileloom.target import Target
 
 _LIB = torch.library.Library("tileloom", "FRAGMENT")
 _log = log.get_logger("dispatch")
+_is_logged = _log.isEnabledFor
 
 
 class PerformanceWarning(UserWarning):
@@ -252,6 +255,7 @@ watches: list[Callable[[], None]] = []
 """Called before every call of an operator: what an earlier kernel has said is raised there."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str))
+_are_plain = _PLAIN.issuperset
 
 
 def is_eager(args: Sequence[Any]) -> bool:
@@ -261,27 +265,27 @@ def is_eager(args: Sequence[Any]) -> bool:
     `torch.compile`, dispatch and function modes, functorch, forward-mode tangents, tracing, a
     profiler, `record_choices` and logging of decisions.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return False
     for look in watches:
         look()
-    if not args[0].is_cuda:
-        return False
     return (
-        _PLAIN.issuperset(map(type, args))
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._len_torch_function_stack()
+        args[0].is_cuda
+        and _are_plain(map(type, args))
+        and not _len_torch_dispatch_stack()
+        and not _len_torch_function_stack()
         and peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and torch._C._get_tracing_state() is None
+        and _get_tracing_state() is None
         and not _profiler_enabled()
-        and not is_watched()
+        and not _records.get()
+        and not _is_logged(logging.INFO)
     )
 
 
 def is_watched() -> bool:
     """Whether dispatch decisions go to `record_choices` or to the log."""
-    return bool(_records.get()) or _log.isEnabledFor(logging.INFO)
+    return bool(_records.get()) or _is_logged(logging.INFO)
 
 
 def register(

@@ -20,12 +20,14 @@ MOST_PLANS = 4096
 
 
 def layout_key(tensor: torch.Tensor | None) -> Hashable:
-    """What a plan depends on in one tensor: all but its address, of which only the alignment."""
+    """What a plan depends on in one tensor: all but its address, of which only the alignment.
+
+    A tensor whose layout is not strided has no address, and PyTorch raises a RuntimeError.
+    """
     if tensor is None:
         return None
     return (
-        tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.layout,
-        tensor.data_ptr() & 15,
+        tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.data_ptr() & 15,
     )  # fmt: skip
 
 
@@ -112,9 +114,9 @@ class Launch:
 
     def __call__(self, *varying: Any) -> None:
         """Launch where the first of `varying` lies; they are the kernel's first arguments."""
-        first = varying[0]
-        if first.is_cuda and torch._C._cuda_getDevice() != first.get_device():
-            with torch.cuda.device(first.device):
+        device = varying[0].get_device()  # -1 is the CPU
+        if device >= 0 and device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
                 self(*varying)
             return
         if self._bound is None:

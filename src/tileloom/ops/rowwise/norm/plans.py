@@ -43,9 +43,9 @@ def forward_key(
     """
     try:
         return (
-            op, x.shape, x.stride(), x.dtype, x.device, x.layout, x.data_ptr() & 15,
+            op, x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15,
             None if weight is None else (
-                weight.shape, weight.stride(), weight.dtype, weight.device, weight.layout,
+                weight.shape, weight.stride(), weight.dtype, weight.get_device(),
                 weight.data_ptr() & 15,
             ),
             None if bias is None else layout_key(bias),
