@@ -79,6 +79,39 @@ def _bulk(policy):
     return _binary(probes_sm90.bulk_probe, arguments, ("*fp32", "*fp32", "i32"))
 
 
+def _im2col_store(op):
+    import cutlass
+
+    from tests.cpasync import probes_sm90
+
+    arguments = [(cutlass.Int32(0),) * 4, 64 * 64 * 2, op]
+    types = ("nvTmaDesc",) * 2 + ("i32",) * 4
+    return _binary(probes_sm90.im2col_store_probe, arguments, types)
+
+
+def _table(as_tensor):
+    import cutlass
+
+    from tests.cpasync import probes, probes_sm90
+
+    memory = [probes.memory(cutlass.Uint64, align=64), probes.memory(cutlass.Float16)]
+    arguments = [*memory, cutlass.Int32(0), as_tensor]
+    return _binary(probes_sm90.table_probe, arguments, ("*u64", "*fp16", "i32"))
+
+
+def _checked():
+    import cutlass
+
+    from tests.cpasync import probes, probes_sm90
+    from tileloom.cpasync.cubin import compile_cubin
+
+    arguments = [*[probes.memory(cutlass.Float32)] * 2, cutlass.Int32(0)]
+    cubin = compile_cubin(
+        probes_sm90.checked_probe, *arguments, arch="sm_90a", options="--enable-assertions"
+    )
+    return examples.load("cubins").Binary(cubin, ("*fp32", "*fp32", "i32"))
+
+
 def _sm90(name, memories, types, *options):
     import cutlass
 
@@ -113,6 +146,11 @@ PROBES = {
     },
     "probe-wait": (_wait,),
     **{f"probe-im2col-{rank}": (_im2col, rank, 64 * 64 * 2) for rank in (3, 4, 5)},
+    **{f"probe-im2col-store-{op}": (_im2col_store, op) for op in (None, "add")},
+    "probe-form-atom": (_sm90, "atom_probe", ("Float16",) * 2, ("nvTmaDesc", "*fp16")),
+    "probe-form-pointer": (_table, False),
+    "probe-form-tensor": (_table, True),
+    "probe-checked": (_checked,),
     **{f"probe-bulk-{policy}": (_bulk, policy) for policy in POLICIES},
     "probe-arrivals": (_sm90, "arrivals_probe", ("Float32",) * 2, ("*fp32",) * 2),
     **{

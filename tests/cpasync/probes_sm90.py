@@ -204,3 +204,106 @@ def remote_probe(out: cute.Pointer, blocks: cutlass.Constexpr):
     _remote_kernel(out, blocks).launch(
         grid=(blocks, 1, 1), block=(32, 1, 1), cluster=(blocks, 1, 1)
     )
+
+
+@cute.kernel
+def _im2col_store_kernel(
+    source: cutlass.GridConstant[cuda.TensorMap],
+    images: cutlass.GridConstant[cuda.TensorMap],
+    crd: tuple[cutlass.Int32, ...],
+    box_bytes: cutlass.Constexpr,
+    op: cutlass.Constexpr,
+):
+    """Load a matrix, a pixel in each row, and store it, or add it, in im2col mode."""
+    smem = cute.arch.alloc_smem(cutlass.Int8, box_bytes, alignment=1024)
+    mbar = cute.arch.alloc_smem(cutlass.Int64, 1, alignment=8)
+    if cute.arch.thread_idx()[0] == 0:
+        cpasync.mbarrier_init(mbar, 1)
+        cpasync.fence_barrier_init()
+        cpasync.arrive_and_expect_tx(mbar, box_bytes)
+        cpasync.tma_load(source, mbar, smem, (0, 0))
+        cpasync.mbarrier_wait(mbar, 0)
+        if cutlass.const_expr(op is None):
+            cpasync.tma_store(images, smem, crd, im2col=True)
+        else:
+            cpasync.tma_reduce(images, smem, crd, op=op, im2col=True)
+        cpasync.tma_store_arrive()
+        cpasync.tma_store_wait(0)
+
+
+@cute.jit
+def im2col_store_probe(
+    crd: tuple[cutlass.Int32, ...], box_bytes: cutlass.Constexpr, op: cutlass.Constexpr
+):
+    _im2col_store_kernel(any_map(), any_map(), crd, box_bytes, op).launch(
+        grid=(1, 1, 1), block=(32, 1, 1)
+    )
+
+
+FORM_BOX = 8, 64  # of float16
+
+
+@cute.jit
+def _fetch(desc, out):
+    """Load the box at row 8 through a descriptor of any form, and write it out."""
+    smem = cute.arch.alloc_smem(cutlass.Float16, FORM_BOX[0] * FORM_BOX[1], alignment=128)
+    mbar = cute.arch.alloc_smem(cutlass.Int64, 1, alignment=8)
+    size = FORM_BOX[0] * FORM_BOX[1] * 2
+    if cute.arch.thread_idx()[0] == 0:
+        cpasync.prefetch_tma_descriptor(desc)
+        cpasync.mbarrier_init(mbar, 1)
+        cpasync.fence_barrier_init()
+        cpasync.arrive_and_expect_tx(mbar, size)
+        cpasync.tma_load(desc, mbar, smem, (0, 8))
+        cpasync.mbarrier_wait(mbar, 0)
+        cpasync.bulk_store(out, smem, size)
+        cpasync.tma_store_arrive()
+        cpasync.tma_store_wait(0)
+
+
+@cute.kernel
+def _atom_kernel(desc: cute.CopyAtom, out: cute.Pointer):
+    _fetch(desc, out)
+
+
+@cute.jit
+def atom_probe(matrix: cute.Pointer, out: cute.Pointer):
+    box = cute.make_layout(FORM_BOX, stride=(FORM_BOX[1], 1))
+    load = cute.nvgpu.cpasync.CopyBulkTensorTileG2SOp()
+    tensor = cute.make_tensor(matrix, cute.make_layout((64, 64), stride=(64, 1)))
+    atom, _ = cute.nvgpu.cpasync.make_tiled_tma_atom(load, tensor, box, FORM_BOX)
+    _atom_kernel(atom, out).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+@cute.kernel
+def _table_kernel(
+    table: cute.Pointer, out: cute.Pointer, number: cutlass.Int32, as_tensor: cutlass.Constexpr
+):
+    desc = table + number * (cpasync.BYTES_PER_TENSORMAP // cpasync.BYTES_PER_POINTER)
+    if cutlass.const_expr(as_tensor):
+        desc = cute.make_tensor(desc, cute.make_layout((1, 16), stride=(16, 1)))
+    _fetch(desc, out)
+
+
+@cute.jit
+def table_probe(
+    table: cute.Pointer, out: cute.Pointer, number: cutlass.Int32, as_tensor: cutlass.Constexpr
+):
+    _table_kernel(table, out, number, as_tensor).launch(grid=(1, 1, 1), block=(32, 1, 1))
+
+
+@cute.kernel
+def _checked_kernel(source: cute.Pointer, out: cute.Pointer, offset: cutlass.Int32):
+    """A copy of 16 bytes from and to an offset in elements that only the running kernel knows."""
+    smem = cute.arch.alloc_smem(cutlass.Float32, 64, alignment=16)
+    cpasync.cp_async_gs(16, smem + offset, source + offset)
+    cpasync.cp_async_commit()
+    cpasync.cp_async_wait(0)
+    for i in cutlass.range_constexpr(4):
+        value = cute.make_tensor(smem + offset + i, cute.make_layout(1))[0]
+        cute.make_tensor(out + i, cute.make_layout(1))[0] = value
+
+
+@cute.jit
+def checked_probe(source: cute.Pointer, out: cute.Pointer, offset: cutlass.Int32):
+    _checked_kernel(source, out, offset).launch(grid=(1, 1, 1), block=(1, 1, 1))

@@ -50,6 +50,9 @@ def test_every_gpu_test_has_its_kernel(kernels):
         *(f"probe-bulk-{policy}" for policy in gpu_cubins.POLICIES),
         *(f"probe-multicast-{k}-{name}" for name in gpu_cubins.MASKS for k in ("box", "bulk")),
         *(f"probe-remote-{blocks}" for blocks in (2, 4, 8)),
+        *(f"probe-im2col-store-{op}" for op in (None, "add")),
+        *(f"probe-form-{form}" for form in ("atom", "pointer", "tensor")),
+        "probe-checked",
         "probe-arrivals",
         "probe-wait",
     }

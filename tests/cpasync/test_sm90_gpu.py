@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from tests.cpasync.gpu_cubins import MASKS, POLICIES
 from tests.cpasync.test_gpu import binaries, device, run  # noqa: F401  (fixtures)
-from tileloom.cpasync import TensorMap
+from tests.house import ROOT
+from tileloom.cpasync import TensorMap, TensorMapTable
 
 pytestmark = pytest.mark.gpu
 
@@ -53,7 +56,7 @@ def test_im2col_is_unfold(binaries, device, name, swizzle):  # noqa: F811
     )  # fmt: skip
     binary = binaries(f"probe-im2col-{len(shape)}")
     launch = binary.cubin.launcher(
-        binary.types, grid=(1, 1, 1), shared_bytes=0, device=torch.cuda.current_device()
+        binary.types, grid=(1,), shared_bytes=0, device=torch.cuda.current_device()
     )
     stream = torch.cuda.current_stream().cuda_stream
     total = shape[0] * torch.Size(out).numel()
@@ -71,6 +74,68 @@ def test_im2col_is_unfold(binaries, device, name, swizzle):  # noqa: F811
             launch(stream, images, target, *crd, *reversed(offsets))
         right = unfolded(x.cpu(), tap, stride, padding, dilation, out)
         assert torch.equal(got[:total].cpu(), right), tap
+
+
+def launched(binary, *arguments, grid=(1, 1, 1), **options):
+    number = torch.cuda.current_device()
+    launch = binary.cubin.launcher(
+        binary.types, grid=grid, shared_bytes=0, device=number, **options
+    )
+    launch(torch.cuda.current_stream().cuda_stream, *arguments)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("op", [None, "add"])
+@pytest.mark.parametrize(("start", "upper"), [((0, 0, 0), 0), ((0, 5, 7), 0), ((1, 2, 3), -2)])
+def test_im2col_stores_walk_over_the_pixels(binaries, device, op, start, upper):  # noqa: F811
+    n, h, w = 2, 9, 11
+    images = torch.randint(0, 50, (n, h, w, CHANNELS), device=device).half()
+    rows = torch.randint(0, 50, (PIXELS, CHANNELS), device=device).half()
+    right = images.clone()
+    pixels = list(itertools.product(range(n), range(h + upper), range(w + upper)))
+    for row, pixel in zip(rows, pixels[pixels.index(start) :]):
+        right[pixel] = row if op is None else right[pixel] + row
+    described = TensorMap.im2col(
+        images, lower=(0, 0), upper=(upper, upper), pixels=PIXELS, channels=CHANNELS
+    )
+    source = TensorMap.tiled(rows, (PIXELS, CHANNELS))
+    crd = 0, *reversed(start)
+    launched(binaries(f"probe-im2col-store-{op}"), source, described, *crd)
+    assert torch.equal(images, right)
+
+
+@pytest.mark.parametrize("form", ["atom", "pointer", "tensor"])
+def test_descriptors_of_every_form(binaries, device, form):  # noqa: F811
+    """In an atom of the DSL, which is a parameter, and from a table in global memory."""
+    matrices = torch.randn(3, 64, 64, device=device).half()
+    maps = [TensorMap.tiled(m, (8, 64)) for m in matrices]
+    table = TensorMapTable(maps).to(device)
+    for i, matrix in enumerate(matrices):
+        out = torch.zeros(8, 64, device=device, dtype=torch.float16)
+        arguments = (maps[i], out) if form == "atom" else (table, out, i)
+        launched(binaries(f"probe-form-{form}"), *arguments)
+        assert torch.equal(out, matrix[8:16])
+
+
+CHECKED = """
+import sys, torch
+from tests.cpasync.gpu_cubins import find
+source, out = torch.arange(64.0, device="cuda"), torch.zeros(4, device="cuda")
+find("probe-checked").prepare(1, (), source, out, int(sys.argv[1]))()
+torch.cuda.synchronize()
+print(out.tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    ("offset", "said", "end"),
+    [(8, "[8.0, 9.0, 10.0, 11.0]", 0), (2, "cp_async_gs: dst is not a multiple of 16 bytes", 1)],
+)
+def test_the_debug_mode_stops_a_kernel_with_a_sentence(binaries, offset, said, end):  # noqa: F811
+    binaries("probe-checked")
+    command = [sys.executable, "-c", CHECKED, str(offset)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, said in done.stdout) == (end, True), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -99,12 +164,9 @@ def test_multicast(binaries, device, name, kind):  # noqa: F811
     blocks, binary = len(masks), binaries(f"probe-multicast-{kind}-{name}")
     source = torch.randn(8 * blocks, 32, device=device)
     out = torch.full((2, blocks, blocks, 8, 32), torch.nan, device=device)
-    launch = binary.cubin.launcher(
-        binary.types, grid=(2 * blocks, 1, 1), shared_bytes=0, cluster=(blocks, 1, 1),
-        device=torch.cuda.current_device(),
-    )  # fmt: skip
     boxes = TensorMap.tiled(source, (8, 32))
-    launch(torch.cuda.current_stream().cuda_stream, boxes, source, out)
+    grid, cluster = (2 * blocks, 1, 1), (blocks, 1, 1)
+    launched(binary, boxes, source, out, grid=grid, cluster=cluster)
     right = torch.full_like(out, -1.0)
     for r, mask in enumerate(masks):
         for block in range(blocks):
@@ -117,9 +179,5 @@ def test_multicast(binaries, device, name, kind):  # noqa: F811
 def test_arrivals_from_other_blocks(binaries, device, blocks):  # noqa: F811
     binary = binaries(f"probe-remote-{blocks}")
     out = torch.zeros(blocks, dtype=torch.int32, device=device)
-    launch = binary.cubin.launcher(
-        binary.types, grid=(blocks, 1, 1), shared_bytes=0, cluster=(blocks, 1, 1),
-        device=torch.cuda.current_device(),
-    )  # fmt: skip
-    launch(torch.cuda.current_stream().cuda_stream, out)
+    launched(binary, out, grid=(blocks, 1, 1), cluster=(blocks, 1, 1))
     assert out.tolist() == [sum(range(2, blocks + 1)), *range(2, blocks + 1)]

@@ -133,13 +133,14 @@ def _value(argument: Any) -> Any:
     return argument.encoded if isinstance(argument, TensorMap) else argument
 
 
-def compile_cubin(host: Any, *arguments: Any, arch: str) -> Cubin:
+def compile_cubin(host: Any, *arguments: Any, arch: str, options: str = "") -> Cubin:
     """Compile the one kernel that a `cute.jit` function launches, with no GPU.
 
     Args:
         host: The function; it is traced, never run.
         arguments: What it is traced with, for example pointers of `cutlass.cute.runtime.make_ptr`.
         arch: For example ``"sm_90a"``.
+        options: More of `cute.compile`'s, for example ``"--enable-assertions"``.
 
     Returns:
         The kernel.
@@ -152,7 +153,7 @@ def compile_cubin(host: Any, *arguments: Any, arch: str) -> Cubin:
     from cutlass import cute  # pyright: ignore[reportMissingImports]
 
     with tempfile.TemporaryDirectory(prefix="tileloom-cute-") as folder:
-        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder}"
+        options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder} {options}"
         compiled: Any = cute.compile(host, *arguments, options=options)
         ptx, code = str(compiled.__ptx__), bytes(compiled.__cubin__)
     names = _ENTRY.findall(ptx)
