@@ -183,7 +183,7 @@ def _remote_kernel(out: cute.Pointer, blocks: cutlass.Constexpr):
     cute.arch.cluster_wait()
     if cute.arch.thread_idx()[0] == 0:
         if rank == 0:
-            cpasync.mbarrier_wait(mbar, 0)
+            cpasync.mbarrier_wait(mbar, 0, scope="cluster")
             total = cutlass.Int32(0)
             for i in cutlass.range_constexpr(1, blocks):
                 total += values[i]
@@ -193,7 +193,6 @@ def _remote_kernel(out: cute.Pointer, blocks: cutlass.Constexpr):
             while cute.arch.globaltimer() - start < 1_000_000 * rank:
                 prims.nanosleep(1000)
             values[rank] = rank + 1
-            cute.arch.fence_acq_rel_cluster()
             cpasync.mbarrier_arrive(mbar, 0)
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()

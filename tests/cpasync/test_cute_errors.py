@@ -181,6 +181,10 @@ BAD = {
         lambda a: cpasync.mbarrier_wait(a.mbar, 0, -1),
         "mbarrier_wait: timeout_ns is -1; accepted are 0 to 2147483647. Try: 10_000_000.",
     ),
+    "scope": (
+        lambda a: cpasync.mbarrier_wait(a.mbar, 0, scope="gpu"),
+        "mbarrier_wait: scope is 'gpu'; accepted are 'cta' and 'cluster'. Try: 'cta'.",
+    ),
 }  # fmt: skip
 
 

@@ -412,6 +412,15 @@ def test_wait_with_another_time(kernels):
     assert ", [mbar], 1, 500;" in kernels.instructions(ptx, "mbarrier.")[0]
 
 
+@pytest.mark.parametrize("arch", HOPPER)
+def test_wait_for_the_whole_cluster(kernels, arch):
+    ptx = kernels.ptx_of(lambda a: cpasync.mbarrier_wait(a.mbar, a.n, scope="cluster"), arch)
+    expected = WAIT.replace("acquire.cta", "acquire.cluster")
+    assert kernels.instructions(ptx, "mbarrier.") == [
+        f"mbarrier.{expected} %p1, [mbar], n, 10000000;"
+    ]
+
+
 @pytest.mark.parametrize("arch", AMPERE)
 def test_copy_without_zero_fill_is_behind_a_branch(kernels, arch):
     def body(a):

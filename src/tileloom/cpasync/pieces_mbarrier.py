@@ -187,12 +187,12 @@ def mbarrier_cp_async_arrive_noinc(mbar_ptr, *, loc=None, ip=None):
 
 
 @cute.jit
-def _wait(barrier, phase, timeout):
-    while not prims.mbarrier_try_wait_parity(barrier, phase, time_limit=timeout):
+def _wait(barrier, phase, timeout, how: cutlass.Constexpr):
+    while not prims.mbarrier_try_wait_parity(barrier, phase, time_limit=timeout, **how):
         pass
 
 
-def mbarrier_wait(mbar_ptr, phase, timeout_ns=10_000_000):
+def mbarrier_wait(mbar_ptr, phase, timeout_ns=10_000_000, *, scope="cta"):
     """Wait until the phase of this parity has ended, however long that takes.
 
     Args:
@@ -201,15 +201,18 @@ def mbarrier_wait(mbar_ptr, phase, timeout_ns=10_000_000):
             integer. The parity of a phase not begun yet returns at once.
         timeout_ns: How long the hardware may suspend the thread before it looks again; the wait
             itself has no limit.
+        scope: Whose ordinary writes before their arrivals are seen after the wait: ``"cta"``, those
+            of this block; ``"cluster"``, also those of the blocks that arrive by `cta_id`. What
+            bulk copies wrote is seen either way.
 
     Raises:
-        OptionError: If a constant phase is neither 0 nor 1, the time is negative, or the memory or
-            a known address is wrong.
+        OptionError: If a constant phase is neither 0 nor 1, the time is negative, the scope is none
+            of these, or the memory or a known address is wrong.
         UnsupportedError: If the kernel is compiled for an architecture before sm_90.
 
     PTX:
-        A loop of ``mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [mbar], phase,
-        nanoseconds;``
+        A loop of ``mbarrier.try_wait.parity.acquire.{cta,cluster}.shared::cta.b64 done, [mbar],
+        phase, nanoseconds;``
 
     Source: `tilelang.contrib.cutedsl` (its first versions tried once, so that waits of more than
     about 10 ms fell through).
@@ -226,10 +229,15 @@ def mbarrier_wait(mbar_ptr, phase, timeout_ns=10_000_000):
         raise OptionError(
             f"{name}: timeout_ns is {time}; accepted are 0 to {2**31 - 1}. Try: 10_000_000."
         )
+    if scope not in ("cta", "cluster"):
+        raise OptionError(
+            f"{name}: scope is {scope!r}; accepted are 'cta' and 'cluster'. Try: 'cta'."
+        )
     if known is None:
         phase = cutlass.Int32(phase)
         assert_at_run_time((phase >> 1) == 0, f"{name}: phase is neither 0 nor 1")
-    _wait(_barrier(name, mbar_ptr), cutlass.Int32(phase), cutlass.Int32(timeout_ns))
+    how = {} if scope == "cta" else {"scope": prims.MBarrierScope.CLUSTER}
+    _wait(_barrier(name, mbar_ptr), cutlass.Int32(phase), cutlass.Int32(timeout_ns), how)
 
 
 @dsl_user_op
