@@ -22,12 +22,14 @@ def tile_bytes(kind):
 @pytest.mark.parametrize("name", BACKWARD)
 def test_attention_backward(shipped_results, name):
     """The formula is an upper bound, over by no more than it allows for barriers and alignment."""
-    head_dim, rows, stages = map(int, re.findall(r"\[d(\d+).*-(\d+)x(\d+)\]", name)[0])
+    found = re.findall(r"\[d(\d+)(?:x(\d+))?-.*-(\d+)x(\d+)\]", name)[0]
+    head_dim, head_dim_v, rows, stages = (int(n or found[0]) for n in found)
     config = decode_backward(f"gluon_sm90:{rows},{stages}")
     spec = shipped.SPECS[name]
-    halves = 1 if head_dim > 128 else 2  # of the 128 keys of a block
+    halves = 1 if max(head_dim, head_dim_v) > 128 else 2  # of the 128 keys of a block
     scores = halves * sum(tile_bytes(spec.signature[tensor]) for tensor in ("bias", "mask"))
-    least = config.smem_bytes(head_dim, is_packed=spec.constexprs.get("cu_q", "") is not None)
+    is_packed = spec.constexprs.get("cu_q", "") is not None
+    least = config.smem_bytes(head_dim, head_dim_v, is_packed=is_packed)
     least += scores * spec.constexprs["SCORE_STAGES"]
     most = least + (config.dropout_bytes if spec.constexprs["DROPOUT"] else 0)
     taken = shipped_results(shipped.OWN)[name, "sm_90"].shared_bytes

@@ -26,6 +26,7 @@ FORMS: tuple[AttentionCase, ...] = (
         "window-lengths", (3, 2, 2, 80, 101, 32, 32), BF16,
         mask=cases.lengths(-3, 31, 1000, then=_EVERYTHING),
     ),
+    AttentionCase("latent", (1, 4, 2, 70, 93, 192, 128), BF16, options={"is_causal": True}),
     AttentionCase("float", (1, 4, 2, 65, 70, 32, 16), FP32),
     AttentionCase("bias-of-heads", (2, 4, 2, 40, 64, 32, 32), FP16, bias=cases.added((4, 1, 64))),
     AttentionCase("wide", (1, 2, 1, 33, 70, 300, 264), BF16),

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from tests.ops.attention import cases, gradients
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
-from tests.ops.attention.emulated import Call
+from tests.ops.attention.emulated import Call, head_dims
 
 from tileloom import masks
 from tileloom.launch.aot import KernelSpec
@@ -32,10 +32,10 @@ _STATE = (torch.tensor(5), torch.tensor(2**33 + 8))
 
 def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     """The call for a spec, and the config that the spec was made from."""
-    found = re.fullmatch(r"attention_bwd_gluon_sm90\[d(\d+)-.*-(\w+)-(\d+)x(\d+)\]", spec.name)
+    found = re.fullmatch(r"attention_bwd_gluon_sm90\[d.*-(\w+)-(\d+)x(\d+)\]", spec.name)
     assert found is not None
-    head_dim, rows, stages = int(found[1]), int(found[3]), int(found[4])
-    keys = 64 if head_dim > 128 else 128
+    dims, rows, stages = head_dims(spec), int(found[2]), int(found[3])
+    keys = 64 if max(dims) > 128 else 128
     c = spec.constexprs
     len_q, len_k = rows * stages + 7, 2 * keys + 37
     has_tiles = TILE in (c["BIAS"], c["MASK"])
@@ -50,7 +50,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     if c["HAS_LENGTHS"]:
         mask = cases.lengths(len_k, len_k // 3, 0, dtype=torch.int32, then=shown)
     batch = 3 if c["HAS_LENGTHS"] else 1
-    dtype = FP16 if found[2] == "fp16" else BF16
+    dtype = FP16 if found[1] == "fp16" else BF16
     bias = None
     if c["BIAS"]:
         shape = (2, 1, len_k) if c["BIAS"] == KEYS else (batch, 2, len_q, len_k)
@@ -58,7 +58,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     if c["MASK"]:
         mask = _with_tensor(mask, (2, len_q, len_k))
     case = AttentionCase(
-        spec.name, (batch, 2, 1, len_q, len_k, head_dim, head_dim), dtype, mask=mask, bias=bias,
+        spec.name, (batch, 2, 1, len_q, len_k, *dims), dtype, mask=mask, bias=bias,
         options={"dropout_p": 0.3, "philox": _STATE} if c["DROPOUT"] else {},
         hide=slice(5, 6) if has_tiles else None,
     )  # fmt: skip

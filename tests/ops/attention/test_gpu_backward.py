@@ -134,6 +134,23 @@ def test_every_head_dim_is_right(case, backend):
     judge(case, backend)
 
 
+@pytest.mark.parametrize("form", ["full", "window", "bias", "keys", "mask"])
+@pytest.mark.parametrize("dims", [(192, 128), (64, 128), (128, 64), (64, 256), (136, 40), (8, 256)])
+def test_values_of_another_width_are_right(dims, form):
+    extras: dict[str, Any] = {
+        "full": {},
+        "window": {
+            "mask": cases.lengths(440, 171, then=masks.window(90, 40, anchor="bottom_right"))
+        },
+        "bias": {"bias": cases.added((2, 4, 333, 440)), "options": _CAUSAL},
+        "keys": {"bias": cases.added((4, 1, 440), dtype=FP32)},
+        "mask": {"mask": cases.visible((2, 1, 333, 440)), "hide": slice(33, 61)},
+    }
+    layouts = ("transposed", "gapped", "transposed")
+    case = AttentionCase(form, (2, 4, 2, 333, 440, *dims), BF16, layouts, **extras[form])
+    judge(case, "gluon_sm90")
+
+
 def _faults() -> list[AttentionCase]:
     """Where PyTorch's own kernel is wrong: M1, M2, M4, M5 and M7 of seed_attention.md."""
     window = masks.window(31, 0, anchor="bottom_right")

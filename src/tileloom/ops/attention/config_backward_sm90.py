@@ -19,12 +19,17 @@ def tile_width(head_dim: int) -> int:
     return max(64, padded_head_dim(head_dim))
 
 
+def is_wide_kernel(head_dim: int, head_dim_v: int) -> bool:
+    """Whether `kernel_gluon_sm90_bwd_wide.py` takes these head dims."""
+    return max(head_dim, head_dim_v) > 128
+
+
 @dataclass(frozen=True)
 class GluonSm90BackwardConfig:
     """The Hopper backward; see `kernel_gluon_sm90_bwd.py`, above head dim 128 `.._bwd_wide.py`.
 
     Attributes:
-        block_m: Queries of a step: 64 or 128, above head dim 128 only 64.
+        block_m: Queries of a step: 64 or 128; only 64 above a head dim of 128.
         stages: Query blocks in flight in shared memory, at least 2.
     """
 
@@ -36,15 +41,17 @@ class GluonSm90BackwardConfig:
         """Return the config as the text that the operator's schema carries."""
         return f"gluon_sm90:{self.block_m},{self.stages}"
 
-    def smem_bytes(self, head_dim: int, *, is_packed: bool = False) -> int:
+    def smem_bytes(self, head_dim: int, head_dim_v: int, *, is_packed: bool = False) -> int:
         """Shared memory of a block, in bytes, with barriers, without tiles of scores or dropout.
 
         With packed sequences the search for a block's sequence takes some more.
         """
         rows, width = self.block_m, tile_width(head_dim)
-        keys = 64 if width == 256 else 128
-        loaded = 4 * self.stages * rows * width + 4 * keys * width + 8 * self.stages * rows
-        handed = 64 * 64 * 6 if width == 256 else 4 * keys * rows + 4 * rows * width
+        is_wide = is_wide_kernel(head_dim, head_dim_v)
+        keys = 64 if is_wide else 128
+        loaded = 2 * (self.stages * rows + keys) * (width + tile_width(head_dim_v))
+        loaded += 8 * self.stages * rows
+        handed = 64 * 64 * 6 if is_wide else 4 * keys * rows + 4 * rows * width
         return loaded + handed + 1024 + (3584 if is_packed else 0)
 
     @property
@@ -53,17 +60,18 @@ class GluonSm90BackwardConfig:
         return 16 * self.block_m
 
     def score_tiles(
-        self, head_dim: int, sizes: Sequence[int], *, drops: bool = False
+        self, head_dim: int, head_dim_v: int, sizes: Sequence[int], *, drops: bool = False
     ) -> tuple[int, int]:
         """Return how many of the tiles of bias and mask shared memory holds, and in how many slots.
 
         Args:
-            head_dim: Columns of q, k and v.
+            head_dim: Columns of q and k.
+            head_dim_v: Columns of v.
             sizes: Bytes of a number of the bias, the mask, in the order in which they get room.
             drops: Whether there is dropout, whose bits go through shared memory.
         """
-        scores = 64 * 64 if tile_width(head_dim) == 256 else 128 * self.block_m
-        free = _SMEM - self.smem_bytes(head_dim) - (self.dropout_bytes if drops else 0)
+        scores = 64 * 64 if is_wide_kernel(head_dim, head_dim_v) else 128 * self.block_m
+        free = _SMEM - self.smem_bytes(head_dim, head_dim_v) - (self.dropout_bytes if drops else 0)
         taken = count = 0
         for size in sizes:
             if taken + size * scores > free:
@@ -74,10 +82,8 @@ class GluonSm90BackwardConfig:
 
     def reasons_against(self, problem: AttentionProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
-        why = self._faults(problem.head_dim)
+        why = self._faults(max(problem.head_dim, problem.head_dim_v))
         why += hopper_reasons(problem, target)
-        if problem.head_dim != problem.head_dim_v:
-            why.append(f"v has head dim {problem.head_dim_v}, q and k {problem.head_dim}")
         if torch.are_deterministic_algorithms_enabled():
             why.append(
                 "it adds up dQ in no fixed order, and deterministic algorithms are asked for"
@@ -92,7 +98,9 @@ class GluonSm90BackwardConfig:
         if problem.heads_kv * problem.blocks_k(64) >= 2**31:
             why.append("there are more than 2^31 blocks of keys")
         why += tma_reasons(problem)
-        smem = self.smem_bytes(problem.head_dim, is_packed=problem.packed is not None)
+        smem = self.smem_bytes(
+            problem.head_dim, problem.head_dim_v, is_packed=problem.packed is not None
+        )
         if target.kind != "cpu" and smem > target.smem:
             why.append(
                 f"it needs {smem} bytes of shared memory, and {target.name} has {target.smem}"
@@ -115,6 +123,6 @@ def gluon_backward_rule(problem: AttentionProblem) -> GluonSm90BackwardConfig:
     """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
     has_more = problem.has_mask or problem.has_bias or problem.dropout_p > 0
     # 537 against 462 TFLOP/s at 16k full, 494 against 452 causal; with more, registers spill.
-    if problem.head_dim <= 64 and not has_more:
+    if max(problem.head_dim, problem.head_dim_v) <= 64 and not has_more:
         return GluonSm90BackwardConfig(128, 2)
     return GluonSm90BackwardConfig(64, 2)

@@ -1,4 +1,4 @@
-"""Attention backward for Hopper (sm_90a) in Gluon, head dims up to 128.
+"""Attention backward for Hopper (sm_90a) in Gluon, head dims up to 128; V's may differ.
 
     S^T = K Q^T;  P^T = exp2(S^T c - LSE log2(e)),  c = scale * log2(e);   dV = P^T dO
     dP^T = V dO^T;  dS^T = P^T * (dP^T - delta),  delta = rowsum(dO * O) - dLSE
@@ -163,26 +163,29 @@ def _walk(
     (dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, ds_smem,
      dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group, heads_q,
      block_key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys, dk_out,
-     dv_out, head_dim_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
+     dv_out, head_dims_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
     HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
     COUNTS: gl.constexpr = HIDES or DROPOUT
     STAGES: gl.constexpr = q_smem.type.shape[0]
     D: gl.constexpr = q_smem.type.shape[4]
+    D_V: gl.constexpr = do_smem.type.shape[4]
     HALF: gl.constexpr = D // 2 if BLOCK_M == 64 else D
     dtype: gl.constexpr = q_smem.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    V_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D_V, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, D_LAYOUT, 2)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, V_LAYOUT, 2)
+    DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, D_LAYOUT, 2)
     steps = (stop - start) // BLOCK_M * group
     # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
     gl.assume(steps > 0)
     key = block_key + 64 * WG
     k = k_smem.index(WG).reshape([64, D])
-    v = v_smem.index(WG).reshape([64, D])
+    v = v_smem.index(WG).reshape([64, D_V])
     c = scale * LOG2E
     dk = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
-    dv = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
+    dv = warpgroup_mma_init(gl.zeros([64, D_V], gl.float32, V_LAYOUT))
     mbarrier.wait(kv_full.index(0), 0)
     if (HAS_LENGTHS or HAS_LEFT or HAS_RIGHT) and not HIDES:
         if (key < first) | (key + 64 > last):
@@ -224,7 +227,7 @@ def _walk(
             )
         slot, phase = slot_of(j, STAGES)
         q = q_smem.index(slot).reshape([BLOCK_M, D])
-        do = do_smem.index(slot).reshape([BLOCK_M, D])
+        do = do_smem.index(slot).reshape([BLOCK_M, D_V])
         mbarrier.wait(do_full.index(slot), phase)
         # Not wait(1) after dP is issued: over the back edge ptxas would serialise all (C7514).
         x = warpgroup_mma_wait(0, deps=[s])
@@ -261,7 +264,7 @@ def _walk(
         fence_async_shared()
         if SLOW:
             release_scores(scores, j, BIAS, MASK)
-        ds_half = gl.convert_layout(ds, P_LAYOUT, assert_trivial=True)
+        ds_half = gl.convert_layout(ds, DS_LAYOUT, assert_trivial=True)
         dk = warpgroup_mma(ds_half, q, dk, is_async=True)
         named_barrier_sync(SHARED, 256)
         ds0 = keys_first(ds_smem.index(buffer), DBIAS)
@@ -320,17 +323,18 @@ def _walk(
     if DROPOUT:
         dv = dv * dropout[3]
     dv = dv.to(dtype)
-    store_keys(dv_desc, v, dv, batch_k, kv_head, key, keys, dv_out, head_dim_8, PACKED)
+    store_keys(dv_desc, v, dv, batch_k, kv_head, key, keys, dv_out, head_dims_8[1], PACKED)
     named_barrier_sync(SHARED, 256)  # the other warpgroup has read this half of K for its dQ
     k = k_smem.index(WG)
     dk = (dk * scale).to(dtype)
-    store_keys(dk_desc, k, dk, batch_k, kv_head, key, keys, dk_out, head_dim_8, PACKED)
+    store_keys(dk_desc, k, dk, batch_k, kv_head, key, keys, dk_out, head_dims_8[0], PACKED)
     tma.store_wait(0)
 
 
 INT32_ARGUMENTS = (
     "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
-    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "sequences", "total_q",
+    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "head_dim_v_8",
+    "sequences", "total_q",
     "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
 INT64_ARGUMENTS = (
@@ -345,7 +349,8 @@ def attention_bwd_kernel(
     flags, lse_ptr, weight_ptr, bias, mask, dbias, seed_at, offset_at,
     seed: tl.int64, offset: tl.int64, threshold: tl.int64, keep_scale, scale, heads_q, heads_kv,
     group, len_q, len_k, padded_q, key_blocks, left_top, right_top, left_bottom, right_bottom, cu_q,
-    cu_k, dk_ptr, dv_ptr, head_dim_8, sequences, total_q, total_k, dk_h, dk_l, dv_h, dv_l,
+    cu_k, dk_ptr, dv_ptr, head_dim_8, head_dim_v_8, sequences, total_q, total_k, dk_h, dk_l, dv_h,
+    dv_l,
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
@@ -354,14 +359,15 @@ def attention_bwd_kernel(
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[2]
     D: gl.constexpr = q_desc.block_type.shape[3]
+    D_V: gl.constexpr = v_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=4 if DBIAS == TILE else 2)
     DS_SHAPE: gl.constexpr = [4, 1, 1, BLOCK_M, 64] if DBIAS == TILE else [4, 64, BLOCK_M]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D], do_desc.layout)
+    do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, D_V], do_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D], v_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [2, 1, 1, 64, D_V], v_desc.layout)
     ds_smem = gl.allocate_shared_memory(dtype, DS_SHAPE, DS_LAYOUT)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M * D // 256, 128], dq_desc.layout)
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
@@ -427,7 +433,7 @@ def attention_bwd_kernel(
             dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
             group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
-            len_k, keys, dk_out, dv_out, head_dim_8,
+            len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
             (seed, offset, threshold, keep_scale),
@@ -437,7 +443,7 @@ def attention_bwd_kernel(
             dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
             group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
-            len_k, keys, dk_out, dv_out, head_dim_8,
+            len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
             (seed, offset, threshold, keep_scale),

@@ -1,10 +1,10 @@
-"""Attention backward for Hopper (sm_90a) in Gluon, head dims 129 to 256.
+"""Attention backward for Hopper (sm_90a) in Gluon, head dims to 256, one of them above 128.
 
 The mathematics, the float32 dQ buffer and the start values of accumulators are those of
 `kernel_gluon_sm90_bwd.py`; dK and dV of 128 keys would not fit into registers here.
 
 Picture. A block owns 64 keys of one key head and walks over blocks of 64 queries. The two consumer
-warpgroups have different roles, so that each holds one accumulator `[64, 256]`:
+warpgroups have different roles, so that each holds one accumulator `[64, 256]` at most:
 
     warpgroup 0:  S^T = K Q^T,   P^T = exp2(..), to shared memory;   dV += P^T dO
     warpgroup 1:  dP^T = V dO^T, dS^T = P^T * (dP^T - delta), to shared memory;   dK += dS^T Q
@@ -154,22 +154,25 @@ def _walk(
     (dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, p_smem,
      ds_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group, heads_q, key,
      start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys, dk_out, dv_out,
-     head_dim_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
+     head_dims_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
     HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
     COUNTS: gl.constexpr = HIDES or DROPOUT
     STAGES: gl.constexpr = q_smem.type.shape[0]
     D: gl.constexpr = q_smem.type.shape[4]
+    D_V: gl.constexpr = do_smem.type.shape[4]
+    X: gl.constexpr = D if WG == 0 else D_V  # columns of the first product's operands
+    Y: gl.constexpr = D_V if WG == 0 else D  # of the second's, and of what it is summed to
     HALF: gl.constexpr = D // 2
     dtype: gl.constexpr = q_smem.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    D_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    Y_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, Y, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, D_LAYOUT, 2)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, Y_LAYOUT, 2)
     steps = (stop - start) // 64 * group
     # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
     gl.assume(steps > 0)
     zero = gl.zeros([64, HALF], gl.float32, DQ_LAYOUT)
-    acc = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
+    acc = warpgroup_mma_init(gl.zeros([64, Y], gl.float32, Y_LAYOUT))
     c = scale * LOG2E
     k = k_smem.reshape([64, D])
     # x: the tile of the first product, with its statistic; y: that of the second.
@@ -181,7 +184,7 @@ def _walk(
         x_full = q_full
         y_full = do_full
     else:
-        own = v_smem.reshape([64, D])
+        own = v_smem.reshape([64, D_V])
         x_smem = do_smem
         y_smem = q_smem
         statistic = delta_smem
@@ -195,7 +198,7 @@ def _walk(
     if SLOW:
         poison = gl.expand_dims(poison, 1)
     mbarrier.wait(x_full.index(0), 0)
-    x = x_smem.index(0).reshape([64, D])
+    x = x_smem.index(0).reshape([64, X])
     row = start
     head = kv_head * group
     IS_SHIFTED: gl.constexpr = WG == 0 or not DROPOUT
@@ -273,7 +276,7 @@ def _walk(
                 store_scores(dbias, r, head, row, key, len_q, len_k, 0)
         r = gl.convert_layout(r, P_LAYOUT, assert_trivial=True)
         mbarrier.wait(y_full.index(slot), phase)
-        acc = warpgroup_mma(r, y_smem.index(slot).reshape([64, D]), acc, is_async=True)
+        acc = warpgroup_mma(r, y_smem.index(slot).reshape([64, Y]), acc, is_async=True)
         if WG == 0:
             named_barrier_sync(DS_READY, 256)
         k_half = k.slice(WG * HALF, HALF, 1)
@@ -291,7 +294,7 @@ def _walk(
         coming = gl.minimum(j + 1, steps - 1)  # the last step repeats its own, which nobody uses
         next_slot, next_phase = slot_of(coming, STAGES)
         mbarrier.wait(x_full.index(next_slot), next_phase)
-        x = x_smem.index(next_slot).reshape([64, D])
+        x = x_smem.index(next_slot).reshape([64, X])
         if WG == 0 and HIDES:
             t = scores_start(
                 statistic.index(next_slot), scale, bias, mask, scores, coming, next_head,
@@ -324,18 +327,19 @@ def _walk(
         if DROPOUT:
             acc = acc * dropout[3]
         store_keys(
-            dv_desc, v_smem, acc.to(dtype), batch_k, kv_head, key, keys, dv_out, head_dim_8, PACKED
-        )
+            dv_desc, v_smem, acc.to(dtype), batch_k, kv_head, key, keys, dv_out, head_dims_8[1],
+            PACKED,
+        )  # fmt: skip
     else:
         dk = (acc * scale).to(dtype)
-        store_keys(dk_desc, k_smem, dk, batch_k, kv_head, key, keys, dk_out, head_dim_8, PACKED)
+        store_keys(dk_desc, k_smem, dk, batch_k, kv_head, key, keys, dk_out, head_dims_8[0], PACKED)
     tma.store_wait(0)
 
 
 INT32_ARGUMENTS = (
     "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
-    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "sequences", "total_q",
-    "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
+    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "head_dim_v_8",
+    "sequences", "total_q", "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
 INT64_ARGUMENTS = (
     "bias_b", "bias_h", "bias_q", "bias_k", "mask_b", "mask_h", "mask_q", "mask_k", "seed",
@@ -349,7 +353,8 @@ def attention_bwd_wide_kernel(
     lengths_ptr, flags, lse_ptr, weight_ptr, bias, mask, dbias, seed_at, offset_at,
     seed: tl.int64, offset: tl.int64, threshold: tl.int64, keep_scale, scale, heads_q, heads_kv,
     group, len_q, len_k, padded_q, key_blocks, left_top, right_top, left_bottom, right_bottom, cu_q,
-    cu_k, dk_ptr, dv_ptr, head_dim_8, sequences, total_q, total_k, dk_h, dk_l, dv_h, dv_l,
+    cu_k, dk_ptr, dv_ptr, head_dim_8, head_dim_v_8, sequences, total_q, total_k, dk_h, dk_l, dv_h,
+    dv_l,
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
@@ -357,15 +362,16 @@ def attention_bwd_wide_kernel(
     SCORE_STAGES: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = q_desc.block_type.shape[3]
+    D_V: gl.constexpr = v_desc.block_type.shape[3]
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=4 if DBIAS == TILE else 2)
     DS_SHAPE: gl.constexpr = [1, 1, 64, 64] if DBIAS == TILE else [64, 64]
     FLAT: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=2)
     q_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, D], do_desc.layout)
+    do_smem = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, 64, D_V], do_desc.layout)
     k_smem = gl.allocate_shared_memory(dtype, [1, 1, 64, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(dtype, [1, 1, 64, D], v_desc.layout)
+    v_smem = gl.allocate_shared_memory(dtype, [1, 1, 64, D_V], v_desc.layout)
     p_smem = gl.allocate_shared_memory(gl.float32, [32, 128], FLAT)
     ds_smem = gl.allocate_shared_memory(dtype, DS_SHAPE, DS_LAYOUT)
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_desc.layout)
@@ -431,7 +437,7 @@ def attention_bwd_wide_kernel(
             dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group,
             heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys,
-            dk_out, dv_out, head_dim_8,
+            dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
             (seed, offset, threshold, keep_scale),
@@ -441,7 +447,7 @@ def attention_bwd_wide_kernel(
             dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group,
             heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys,
-            dk_out, dv_out, head_dim_8,
+            dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
             (seed, offset, threshold, keep_scale),

@@ -34,9 +34,10 @@ def attention_bwd_before_kernel(
     cu_q, sequences: tl.int32, total_q: tl.int32,
     out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
     dout_batch: tl.int64, dout_head: tl.int64, dout_row: tl.int64,
-    HAS_DLSE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_DLSE: tl.constexpr, D: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of one head, which has `blocks` times as many."""
+    """ROWS rows of one head, which has `blocks` times as many; `head_dim_8` is that of O."""
     index = tl.program_id(0) // blocks
     place = (tl.program_id(0) - index * blocks) * ROWS
     batch = (index // heads).to(tl.int64)
@@ -48,7 +49,7 @@ def attention_bwd_before_kernel(
         line_0 = index.to(tl.int64) * total_q + first
     i = place + tl.arange(0, ROWS)
     is_row = (i >= 0) & (i < len_q)
-    c = tl.arange(0, D)
+    c = tl.arange(0, D_V)
     row = i.to(tl.int64)[:, None]
     shown = is_row[:, None] & (c < head_dim_8 * 8)[None, :]
     at = out_ptr + (batch * out_batch + head * out_head) * 8

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tileloom.launch.aot import KernelSpec
-from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
+from tileloom.ops.attention.config_backward_sm90 import (
+    GluonSm90BackwardConfig,
+    is_wide_kernel,
+    tile_width,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ _SHAPES = (
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths", *_PACKED)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), _SCORES[2:6]),
+    ("bf16", (192, 128), GluonSm90BackwardConfig(64, 2), ("full", "causal", "bias")),
+    ("bf16", (64, 128), GluonSm90BackwardConfig(64, 2), ("window-lengths",)),
 )
 
 _BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
@@ -70,24 +76,30 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
 def gluon_backward_specs() -> tuple[KernelSpec, ...]:
     """Return a spec for every form of the main kernels, and for what runs before and after them."""
     main = [
-        _main(dtype, head_dim, config, form)
-        for dtype, head_dim, config, forms in _SHAPES
+        _main(dtype, (dims, dims) if isinstance(dims, int) else dims, config, form)
+        for dtype, dims, config, forms in _SHAPES
         for form in forms
     ]
-    ends = [end for width in (64, 128, 256) for end in (_before("bf16", width), _after(width))]
-    return (*main, *ends, _before("bf16", 128, True), _after(128, True))
+    ends = [
+        end for width in (64, 128, 256) for end in (_before("bf16", width, width), _after(width))
+    ]
+    packed = (_before("bf16", 128, 128, True), _after(128, True))
+    return (*main, *ends, _before("bf16", 256, 128), *packed)
 
 
-def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str) -> KernelSpec:
+def _main(
+    dtype: str, dims: tuple[int, int], config: GluonSm90BackwardConfig, form: str
+) -> KernelSpec:
     from tileloom.ops.attention import kernel_gluon_sm90_bwd as kernel
 
-    width, rows = tile_width(head_dim), config.block_m
-    is_wide = width == 256
+    width, width_v = map(tile_width, dims)
+    rows, is_wide = config.block_m, is_wide_kernel(*dims)
     own = _FORMS[form]
-    tiles = {"q_desc": rows, "k_desc": 64, "v_desc": 64, "do_desc": rows, "dk_desc": 64}
-    tiles["dv_desc"] = 64
+    tiles = {"q_desc": (rows, width), "k_desc": (64, width), "dk_desc": (64, width)}
+    tiles |= {"do_desc": (rows, width_v), "v_desc": (64, width_v), "dv_desc": (64, width_v)}
     signature = {
-        name: f"tensordesc<{dtype}[1, 1, {n}, {width}],{{layout}}>" for name, n in tiles.items()
+        name: f"tensordesc<{dtype}[1, 1, {n}, {columns}],{{layout}}>"
+        for name, (n, columns) in tiles.items()
     }
     layouts: dict[str, dict[str, int]] = {n: kernel.tile_arguments() for n in tiles}
     for name in ("lse_desc", "delta_desc"):
@@ -100,7 +112,7 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
         layouts["dq_desc"] = kernel.flat_arguments(2)
     sizes = [_BYTES[own.bias_dtype]] if own.bias == 2 else []
     sizes += [1] if own.mask == 2 else []
-    count, slots = config.score_tiles(head_dim, sizes, drops=own.dropout)
+    count, slots = config.score_tiles(*dims, sizes, drops=own.dropout)
     assert count == len(sizes)
     scores = {
         "bias": (own.bias, own.bias_dtype),
@@ -137,12 +149,14 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
     constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
     signature |= dict.fromkeys(constexprs, "constexpr")
     kind = "scores" if own.bias or own.mask or own.dropout else str(rows)
-    spills, reason = _SPILLS.get(f"{width}-{rows}-{form}", _SPILLS[f"{width}-{kind}"])
+    widest = max(width, width_v)
+    spills, reason = _SPILLS.get(f"{widest}-{rows}-{form}", _SPILLS[f"{widest}-{kind}"])
+    shape = str(dims[0]) if dims[0] == dims[1] else f"{dims[0]}x{dims[1]}"
     name, module = ("attention_bwd", "kernel_gluon_sm90_bwd")
     if is_wide:
         name, module = f"{name}_wide", f"{module}_wide"
     return KernelSpec(
-        name=f"attention_bwd_gluon_sm90[d{head_dim}-{form}-{dtype}-{rows}x{config.stages}]",
+        name=f"attention_bwd_gluon_sm90[d{shape}-{form}-{dtype}-{rows}x{config.stages}]",
         function=f"tileloom.ops.attention.{module}:{name}_kernel",
         gluon=True,
         signature=signature,
@@ -158,7 +172,7 @@ def _main(dtype: str, head_dim: int, config: GluonSm90BackwardConfig, form: str)
 _ENDS = "tileloom.ops.attention.kernel_triton_bwd_ends"
 
 
-def _before(dtype: str, width: int, is_packed: bool = False) -> KernelSpec:
+def _before(dtype: str, width: int, width_v: int, is_packed: bool = False) -> KernelSpec:
     from tileloom.ops.attention import kernel_triton_bwd_ends as ends
 
     pointers = {"out_ptr": dtype, "dout_ptr": dtype, "lse_ptr": "fp32", "dlse_ptr": "fp32"}
@@ -167,10 +181,12 @@ def _before(dtype: str, width: int, is_packed: bool = False) -> KernelSpec:
     signature |= {"cu_q": "*i32"}
     signature |= dict.fromkeys(ends.INT32_ARGUMENTS, "i32")
     signature |= dict.fromkeys(ends.INT64_BEFORE, "i64")
-    constexprs: dict[str, object] = {"HAS_DLSE": True, "D": width, "ROWS": 16, "BLOCK": 64}
+    constexprs: dict[str, object] = {"HAS_DLSE": True, "D": width, "D_V": width_v}
+    constexprs |= {"ROWS": 16, "BLOCK": 64}
     constexprs |= {} if is_packed else {"cu_q": None}
+    shape = str(width) if width == width_v else f"{width}x{width_v}"
     return KernelSpec(
-        name=f"attention_bwd_before[d{width}{'-packed' if is_packed else ''}-{dtype}]",
+        name=f"attention_bwd_before[d{shape}{'-packed' if is_packed else ''}-{dtype}]",
         function=f"{_ENDS}:attention_bwd_before_kernel",
         gluon=False,
         signature=signature | dict.fromkeys(constexprs, "constexpr"),

@@ -13,7 +13,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import tma_faults
-from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, tile_width
+from tileloom.ops.attention.config_backward_sm90 import (
+    GluonSm90BackwardConfig,
+    is_wide_kernel,
+    tile_width,
+)
 from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_bwd import attention_bwd_kernel
 from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel
@@ -58,11 +62,11 @@ def bind_attention_bwd(
     Args:
         problem: What `config.reasons_against` has passed.
         config: Tile sizes.
-        dout: Gradient of O, `[B, Hq, Lq, D]`; like all tensors here an example, which is not kept.
+        dout: Gradient of O, `[B, Hq, Lq, Dv]`; like all tensors here an example, which is not kept.
         dlse: Gradient of LSE, `[B, Hq, Lq]`, or None.
         q: Queries, `[B, Hq, Lq, D]`.
         k: Keys, `[B, Hkv, Lk, D]`.
-        v: Values, `[B, Hkv, Lk, D]`.
+        v: Values, `[B, Hkv, Lk, Dv]`.
         out: The forward's output, unit stride in the last dimension.
         lse: The forward's log-sum-exp, `[B, Hq, Lq]`, float32, contiguous.
         mask: Bool, broadcastable to `[B, Hq, Lq, Lk]`, or None.
@@ -71,7 +75,7 @@ def bind_attention_bwd(
         state: Seed and offset of dropout, or None.
         dq: `[B, Hq, Lq, D]`, dense, unit stride in the last dimension, or None.
         dk: `[B, Hkv, Lk, D]`, likewise; computed even where it is None.
-        dv: `[B, Hkv, Lk, D]`, likewise.
+        dv: `[B, Hkv, Lk, Dv]`, likewise.
         dbias: Of bias's shape, contiguous, or None.
         offsets: Of packed sequences, whose tensors have B = 1.
 
@@ -90,7 +94,7 @@ def bind_attention_bwd(
     """
     is_copied = bool(tma_faults("dout", Layout.of(dout), dout.shape))
     dout = dout.contiguous() if is_copied else dout
-    rows = 64 if tile_width(problem.head_dim) == 256 else config.block_m
+    rows = 64 if is_wide_kernel(problem.head_dim, problem.head_dim_v) else config.block_m
     lines = problem.heads_q * problem.blocks_q(rows) * rows
     numbers = lines * tile_width(problem.head_dim)
     example = q.new_empty(4, dtype=torch.float32)  # all that is asked of a workspace is its type
@@ -168,11 +172,12 @@ def _before(
         problem.heads_q,
         problem.len_q,
         padded // 16,
-        problem.head_dim // 8,
+        problem.head_dim_v // 8,
         *_row_arguments(problem, offsets),
         *(s // 8 for t in (out, dout) for s in batch_strides(t, problem)[:3]),
         HAS_DLSE=dlse is not None,
         D=tile_width(problem.head_dim),
+        D_V=tile_width(problem.head_dim_v),
         ROWS=16,
         BLOCK=rows,
     )
@@ -184,8 +189,9 @@ def _main(
     offsets: Offsets | None, scores: Scores, own: tuple[list[Any], list[int]],
 ) -> BoundLaunch:  # fmt: skip
     q, k, v, dout, dk, dv = given
-    width = tile_width(problem.head_dim)
-    is_wide, is_packed = width == 256, problem.packed is not None
+    width, width_v = tile_width(problem.head_dim), tile_width(problem.head_dim_v)
+    is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
+    is_packed = problem.packed is not None
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
     key_blocks = problem.blocks_k(64 if is_wide else 128)
@@ -199,12 +205,13 @@ def _main(
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
     return prepared(kernel, num_warps=4).bind(
         (grid,),
-        *(
-            descriptor(x, n, width, is_packed)
-            for x, n in ((q, rows), (k, 64), (v, 64), (dout, rows))
-        ),
+        descriptor(q, rows, width, is_packed),
+        descriptor(k, 64, width, is_packed),
+        descriptor(v, 64, width_v, is_packed),
+        descriptor(dout, rows, width_v, is_packed),
         *(line, line),
-        *(descriptor(x, 64, width, is_packed) for x in (dk, dv)),
+        descriptor(dk, 64, width, is_packed),
+        descriptor(dv, 64, width_v, is_packed),
         buffer,
         None if key_lengths is None else key_lengths.contiguous(),
         *((example.view(torch.int32), example, example) if scores.bias else (None,) * 3),
@@ -221,6 +228,7 @@ def _main(
         *(offsets or (None, None)),
         *((dk, dv) if is_packed else (None, None)),
         problem.head_dim // 8,
+        problem.head_dim_v // 8,
         problem.batch,
         *(problem.packed.totals if problem.packed else (0, 0)),
         *(s // 8 for t in (dk, dv) for s in t.stride()[1:3]),

@@ -67,7 +67,8 @@ class Scores:
         sizes = [tensor.element_size() for tensor in given if tensor is not None]
         sizes = [size for size, mode in zip(sizes, (m for m in modes if m)) if mode == TILE]
         drops = problem.dropout_p > 0
-        count, slots = config.score_tiles(problem.head_dim, sizes, drops=drops)
+        dims = (problem.head_dim, problem.head_dim_v)
+        count, slots = config.score_tiles(*dims, sizes, drops=drops)
         for i in tiles[count:]:
             modes[i] = ANYWHERE
         written = NONE if dbias is None else _gradient_mode(problem, dbias)

@@ -294,10 +294,9 @@ def loaded_poison(k_smem, v_smem, full, key, first, last):
 
     Returns `[64]`, NaN for keys that held NaN or infinity, else 0.
     """
-    D: gl.constexpr = k_smem.type.shape[3]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
-    k = k_smem.reshape([64, D])
-    v = v_smem.reshape([64, D])
+    k = k_smem.reshape([64, k_smem.type.shape[3]])
+    v = v_smem.reshape([64, v_smem.type.shape[3]])
     mbarrier.wait(full.index(0), 0)
     mbarrier.wait(full.index(1), 0)
     if (key < first) | (key + 64 > last):

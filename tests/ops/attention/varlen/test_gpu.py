@@ -30,8 +30,8 @@ pytestmark = [
 
 _LONG = (700, 1, 0, 130, 128, 257)
 LARGE = [
-    VarlenCase(f"large-{name}-{d}", _LONG, _LONG[::-1], (4, 2, d, d), BF16, mask=mask)
-    for d in (64, 128)
+    VarlenCase(f"large-{name}-{d}", _LONG, _LONG[::-1], (4, 2, d, d_v), BF16, mask=mask)
+    for d, d_v in ((64, 64), (128, 128), (192, 128), (64, 256))
     for name, mask in (
         ("full", None),
         ("causal", masks.causal()),
