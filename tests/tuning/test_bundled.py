@@ -107,3 +107,11 @@ def test_a_winner_that_cannot_be_read_is_said(tmp_path, tuned, store):
 def test_no_winner_to_bundle(tmp_path):
     with pytest.raises(errors.OptionError, match=r"there is no winner to bundle. Try: `tileloom"):
         bundle_winners(tmp_path / "b", [])
+
+
+def test_records_of_operators_are_left_out(tmp_path):
+    """Which kernels a call launches is not in them."""
+    kept = record()
+    of_operator = replace(kept, problem={**kept.problem, "stages": "operator"})
+    with pytest.raises(errors.OptionError, match="there is no winner to bundle"):
+        bundle_winners(tmp_path / "x.bundle", [of_operator])

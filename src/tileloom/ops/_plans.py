@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from tileloom.ops._op import is_eager
+from tileloom.tuning import of_operators
 
 P = TypeVar("P")
 
@@ -59,6 +60,7 @@ class Plans(Generic[P]):
     def __init__(self, most: int = MOST_PLANS) -> None:
         self._found: dict[Hashable, P] = {}
         self._most = most
+        of_operators.at_begin.append(self._found.clear)
 
     def __len__(self) -> int:
         return len(self._found)

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         TileHint,
     )
     from tileloom.tuning.loaded import NoTritonConfigsError
+    from tileloom.tuning.of_operators import operators
     from tileloom.tuning.registers import scaled_config
     from tileloom.tuning.store import Store
     from tileloom.tuning.tuned_kernel import TunedKernel
@@ -89,6 +90,7 @@ _NAMES = {
         "AutotuneHint", "DeviceProperties", "Facts", "HeuristicType", "ReductionHint", "TileHint",
     ),
     "loaded": ("NoTritonConfigsError",),
+    "of_operators": ("operators",),
     "registers": ("scaled_config",),
     "store": ("Store",),
     "tuned_kernel": ("TunedKernel",),
@@ -104,9 +106,9 @@ __all__ = [
     "SplitScanGrid", "Store", "TileHint", "TunedKernel", "bundle_winners", "cached_autotune",
     "configs", "cooperative_reduction", "end_graph", "filter_for_determinism", "filter_for_tma",
     "fixed_config", "foreach", "make_matmul_triton_config", "match_target_block_product",
-    "persistent_reduction", "pointwise", "reduction", "scaled_config", "split_scan", "start_graph",
-    "template", "triton_config", "triton_config_reduction", "triton_config_tiled_reduction",
-    "user_autotune",
+    "operators", "persistent_reduction", "pointwise", "reduction", "scaled_config", "split_scan",
+    "start_graph", "template", "triton_config", "triton_config_reduction",
+    "triton_config_tiled_reduction", "user_autotune",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tileloom.launch.bundle import Bundle
 from tileloom.launch.bundle_build import build_bundle
 from tileloom.launch.bundle_format import Variant
 from tileloom.tuning.identity import key_of
-from tileloom.tuning.store import Record
+from tileloom.tuning.store import OPERATOR, Record
 
 
 def pairs_of(records: Sequence[Record]) -> list[tuple[KernelSpec, str]]:
@@ -65,7 +65,8 @@ def bundle_winners(path: Path | str, records: Sequence[Record], **options: Any) 
 
     Args:
         path: The file.
-        records: What `Store` has.
+        records: What `Store` has. Those of operators are left out: which kernels a call of an
+            operator launches is not in them.
         options: Of `build_bundle`.
 
     Returns:
@@ -75,6 +76,7 @@ def bundle_winners(path: Path | str, records: Sequence[Record], **options: Any) 
         OptionError: If there is no record.
         CompileError, BundleError, OSError: As `build_bundle`.
     """
+    records = [record for record in records if record.problem["stages"] != OPERATOR]
     if not records:
         raise OptionError(
             "tuning: there is no winner to bundle. Try: `tileloom cache ls`, after a program that "

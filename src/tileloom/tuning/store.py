@@ -29,6 +29,8 @@ from tileloom.tuning.identity import Platform, key_of
 
 KIND = "tileloom-tuning"
 SCHEMA = 1
+OPERATOR = "operator"
+"""The stages of a record of an operator's call; see `of_operators`."""
 
 _log = log.get_logger("tuning")
 _SAY_AFTER_S = 5.0

@@ -22,6 +22,7 @@ from tileloom.ops.rowwise.cross_entropy.reference import (
     cross_entropy_backward_reference,
     cross_entropy_reference,
 )
+from tileloom.ops.rowwise.tuned import tuned
 from tileloom.target import target_of
 
 Tensor = torch.Tensor
@@ -66,6 +67,10 @@ def forward_plan(logits: Tensor, labels: Tensor, options: Options, config: str) 
     """
     problem = forward_problem(logits, labels, options)
     choice = choose(problem, target_of(logits), decode(config))
+    tensors = (logits, labels)
+    choice = tuned(
+        choice, "forward", lambda text: forward_plan(*tensors, options, text).run, tensors
+    )
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         return Plan(choice, _reference_forward(options))
     assert choice.config.forward is not None, "choose fills it"
@@ -104,6 +109,12 @@ def backward_plan(
     like = logits if inplace else torch.empty_like(logits, device="meta")
     problem = backward_problem(grad, logits, labels, like.stride(), options)
     choice = choose(problem, target_of(logits), decode(config))
+    tensors = (grad, logits, labels, state)
+
+    def decide(text: str) -> Callable[..., Any]:
+        return backward_plan(*tensors, numbers, text, inplace=inplace).run
+
+    choice = tuned(choice, "backward", decide, tensors, changed=(logits,) if inplace else ())
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         plan = Plan(choice, _reference_backward(options, inplace))
     else:

@@ -15,6 +15,7 @@ from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
 from tileloom.ops.rowwise.norm.reference import norm_backward_reference, norm_reference
 from tileloom.ops.rowwise.rows import rows_of
+from tileloom.ops.rowwise.tuned import tuned
 from tileloom.target import Target, target_of
 
 Tensor = torch.Tensor
@@ -94,7 +95,12 @@ def forward_plan(
         is_backward=False,
     )
     target = target_of(x)
+
+    def decide(text: str) -> Callable[..., Results]:
+        return forward_plan(op, x, weight, bias, residual, eps, text, saves=saves).run
+
     choice = choose(op, problem, target, decode(config))
+    choice = tuned(choice, "forward", decide, (x, weight, bias, residual))
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         return Plan(choice, _reference_forward(eps, is_centred, saves))
     tile = choice.config.forward
@@ -229,7 +235,15 @@ def backward_plan(
         is_backward=True,
     )
     target = target_of(h)
+    tensors = (grad, stream_grad, h, weight, bias, mean, rstd)
+
+    def decide(text: str) -> Callable[..., Results]:
+        return backward_plan(
+            op, *tensors, text, needs_weight=needs_weight, needs_bias=needs_bias
+        ).run
+
     choice = choose(op, problem, target, decode(config))
+    choice = tuned(choice, "backward", decide, tensors)
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         plan = Plan(choice, _reference_backward(problem))
     else:

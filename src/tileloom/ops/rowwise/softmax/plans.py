@@ -18,6 +18,7 @@ from tileloom.ops.rowwise.softmax.problem import (
     forward_problem,
 )
 from tileloom.ops.rowwise.softmax.reference import softmax_backward_reference, softmax_reference
+from tileloom.ops.rowwise.tuned import tuned
 from tileloom.target import target_of
 
 _MASK_VECTOR = 16
@@ -47,6 +48,7 @@ def forward_plan(x: torch.Tensor, mask: torch.Tensor | None, config: str) -> Pla
     """
     problem = forward_problem(x, mask)
     choice = choose(problem, target_of(x), decode(config))
+    choice = tuned(choice, "forward", lambda text: forward_plan(x, mask, text).run, (x, mask))
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         return Plan(choice, _reference_forward)
     assert choice.config.forward is not None, "choose fills it"
@@ -67,6 +69,7 @@ def backward_plan(y: torch.Tensor, dy: torch.Tensor, config: str) -> Plan:
         return found
     problem = backward_problem(y, dy)
     choice = choose(problem, target_of(y), decode(config))
+    choice = tuned(choice, "backward", lambda text: backward_plan(y, dy, text).run, (y, dy))
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         plan = Plan(choice, _reference_backward)
     else:

@@ -15,6 +15,7 @@ from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.swiglu.config import choose
 from tileloom.ops.rowwise.swiglu.problem import SwigluProblem
 from tileloom.ops.rowwise.swiglu.reference import swiglu_backward_reference, swiglu_reference
+from tileloom.ops.rowwise.tuned import tuned
 from tileloom.target import target_of
 
 Tensor = torch.Tensor
@@ -73,6 +74,7 @@ def forward_plan(gate: Tensor, up: Tensor, config: str) -> Plan:
     if found is not None:
         return found
     choice = _choose((gate, up, torch.empty_like(gate)), config)
+    choice = tuned(choice, "forward", lambda text: forward_plan(gate, up, text).run, (gate, up))
     tile = choice.config.forward if isinstance(choice.config, TritonConfig) else None
     if choice.problem.is_empty or tile is None:
 
@@ -112,6 +114,8 @@ def backward_plan(grad: Tensor, gate: Tensor, up: Tensor, config: str) -> Plan:
         return found
     results = (torch.empty_like(gate), torch.empty_like(up))
     choice = _choose((gate, up, grad, *results), config)
+    tensors = (grad, gate, up)
+    choice = tuned(choice, "backward", lambda text: backward_plan(*tensors, text).run, tensors)
     tile = choice.config.backward if isinstance(choice.config, TritonConfig) else None
     if choice.problem.is_empty or tile is None:
 
