@@ -62,11 +62,11 @@ def operators() -> Generator[None]:
             _inside -= 1
 
 
-def is_on(device: torch.device) -> bool:
-    """Whether a call on a device that is decided now is tuned."""
+def is_on(tensor: torch.Tensor) -> bool:
+    """Whether a call with a tensor that is decided now is tuned."""
     return (
         _inside > 0
-        and device.type == "cuda"
+        and tensor.is_cuda
         and not torch.are_deterministic_algorithms_enabled()
         and not torch.cuda.is_current_stream_capturing()
     )

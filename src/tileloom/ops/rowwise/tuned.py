@@ -69,7 +69,7 @@ def tuned(
     config, problem = choice.config, choice.problem
     is_open = isinstance(config, TritonConfig) and choice.source == "rule"
     first = next(tensor for tensor in tensors if tensor is not None)
-    if not is_open or problem.is_empty or not of_operators.is_on(first.device):
+    if not is_open or problem.is_empty or not of_operators.is_on(first):
         return choice
     tile = getattr(config, part)
     rows = problem.rows
