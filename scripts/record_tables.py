@@ -1,0 +1,168 @@
+"""Write the tables of docs/ that are measured anew from the records in benchmarks/results.
+
+    python scripts/record_tables.py            # writes them
+    python scripts/record_tables.py --check    # status 1 where one is not what its record says
+
+A table stands between `<!-- from NAME.json -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_NAMES = {"compile": "torch.compile", "eager": "PyTorch", "quack": "QuACK"}
+_LAUNCHES = (
+    ("raw", "raw: `cuLaunchKernel` in C"),
+    ("cuda.bindings", "`cuda.bindings`, arguments prepared"),
+    ("tileloom entry alone", "a prepared launch alone (`entry`)"),
+    ("tileloom bound", "`bound.launch(...)`"),
+    ("torch.add(out=)", "`torch.add(x, x, out=x)`"),
+    ("tileloom packed", "`launcher[grid](...)`, packed"),
+    ("inductor launcher", "Inductor's launcher alone"),
+    ("tileloom seam", "`launcher[grid](...)`, seam"),
+    ("triton", "`kernel[grid](...)`"),
+)
+
+_STEPS = {
+    "import": "import of tileloom.launch",
+    "open": "load_bundle",
+    "first": "first launch",
+    "second": "second",
+}
+
+Record = Mapping[str, Any]
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |")
+
+
+def _entries(cell: Record) -> dict[str, Record]:
+    return {e["name"]: e for e in cell["entries"] if e["status"] == "ok"}
+
+
+def _speed(entry: Record | None) -> str:
+    if entry is None:
+        return ""
+    return f"{entry['time_ms']['median'] * 1000:.1f} ({entry['of_copy']:.1%})"
+
+
+def rowwise(record: Record) -> str:
+    """The table of `tileloom bench rowwise`, and what is below its bars."""
+    machine, cells = record["machine"], record["cells"]
+    found = {entry["name"] for cell in cells for entry in cell["entries"]}
+    peers = [name for name in _NAMES if name in found]
+    rows: list[list[str]] = []
+    below: list[str] = []
+    behind: list[str] = []
+    for cell in cells:
+        entries = _entries(cell)
+        name = cell["case"]["name"].replace("-", " ")
+        ours = entries["tileloom"]
+        row = [name, _speed(ours), *(_speed(entries.get(peer)) for peer in peers)]
+        for peer in peers:
+            ratio = ours["ratios"].get(peer)
+            row.append(ratio and f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]")
+            if ratio is not None and ratio["high"] < 1:
+                call = ours["call_ratios"][peer]["value"]
+                behind.append(f"{name} of {_NAMES[peer]} ({ratio['value']:.3f}; a call {call:.2f})")
+        calls = (entries.get(each) for each in ("tileloom", *peers))
+        row.append(", ".join("-" if e is None else f"{e['call_us']['median']:.0f}" for e in calls))
+        rows.append([text or "" for text in row])
+        if cell["case"]["columns"] >= 4096 and "small" not in name and ours["of_copy"] < 0.9:
+            below.append(f"{name} ({ours['of_copy']:.1%})")
+    head = ["case", "tileloom", *(_NAMES[peer] for peer in peers)]
+    head += [f"against {_NAMES[peer]} [95 %]" for peer in peers] + ["call, us"]
+    return (
+        f"`tileloom bench rowwise` on one {machine['card']}, {record['date'][:10]}, commit "
+        f"{_commit(record)}, torch {machine['torch'].partition('+')[0]}, Triton "
+        f"{machine['packages']['triton']}, copy {record['copy_gbps']:.0f} GB/s; bf16. Device time "
+        "in us, and the share of the copy's bandwidth; last the time of a call with the host, ours "
+        f"and then the peers' in the columns' order.\n\n{_table(head, rows)}\n\n"
+        f"Below 90 %: {', '.join(below) or 'none'}. Behind on the device: "
+        f"{', '.join(behind) or 'none'}."
+    )
+
+
+def _commit(record: Record) -> str:
+    code = record["code"]
+    return code if isinstance(code, str) else str(code["commit"])[:7]
+
+
+def launches(record: Record) -> str:
+    """The tables of `tileloom.bench.launch_cost`: launches, calls, the first from a bundle."""
+    cases = list(record["cases"].values())
+    rows = [
+        [text, *(f"{case[name]['median_us']:.2f}" if name in case else "" for case in cases)]
+        for name, text in _LAUNCHES
+        if any(name in case for case in cases)
+    ]
+    text = (
+        f"On the host of one {record['card']}, Python {record['python']}, torch "
+        f"{record['torch'].partition('+')[0]}, Triton {record['triton']}, {record['date']}, commit "
+        f"{record['commit'][:7]}, medians in microseconds:\n\n"
+        f"{_table(['', '19 arguments', '4 of them TMA'], rows)}"
+    )
+    if record.get("calls"):
+        rows = []
+        for name, pair in record["calls"].items():
+            torch, ours = pair["torch"]["median_us"], pair["tileloom"]["median_us"]
+            rows.append([name, f"{torch:.1f}", f"{ours:.1f}", f"{ours / torch:.2f}"])
+        head = ["a call without gradients", "PyTorch", "tileloom", "in PyTorch's"]
+        text += f"\n\n{_table(head, rows)}"
+    bundle = record.get("first_launch_from_a_bundle")
+    if bundle:
+        (times,) = (value for value in bundle.values() if isinstance(value, dict))
+        rows = [[name, *(f"{times[name][column][0]:.2f}" for column in _STEPS)] for name in times]
+        text += f"\n\nIn {bundle['runs']} new processes that load a bundle, medians in ms:\n\n"
+        text += _table(["kernel", *_STEPS.values()], rows)
+    return text
+
+
+TABLES: Mapping[str, tuple[str, Callable[[Record], str]]] = {
+    "rowwise_h100.json": ("docs/benchmarks.md", rowwise),
+    "launch_h100.json": ("docs/launching.md", launches),
+}
+"""Record -> the page that shows it, and what makes the text."""
+
+
+def page_with(name: str, page: str) -> str:
+    """Return the text of a page with the table of a record as the record says."""
+    record = json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8"))
+    begin, end = f"<!-- from {name} -->\n", "\n<!-- end -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    text = begin + TABLES[name][1](record) + end
+    changed, count = pattern.subn(lambda _: text, page)
+    if count != 1:
+        raise SystemExit(f"{TABLES[name][0]} has {count} tables from {name}, not one")
+    return changed
+
+
+def main() -> int:
+    """Write or check all tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    wrong = 0
+    for name, (where, _) in TABLES.items():
+        path = ROOT / where
+        page = path.read_text(encoding="utf-8")
+        changed = page_with(name, page)
+        if changed != page:
+            wrong += 1
+            print(f"{where}: the table from {name} is {'not what it says' if check else 'new'}")
+            if not check:
+                path.write_text(changed, encoding="utf-8")
+    return 1 if check and wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
