@@ -65,7 +65,9 @@ def test_through_a_compile_worker_and_back(tuned, monkeypatch):
     assert copy.fn is None
     copy.set_compile_info(None, False)
     copy.restore_after_unpickle(None)
-    copy.precompile(reload_kernel=lambda: make(Replayed), static_triton_bundle_key="key")
+    with monkeypatch.context() as patch:  # the worker has said what Triton's cache calls them
+        patch.setattr("tileloom.tuning.precompile.Kernel.compile", None)
+        copy.precompile(reload_kernel=lambda: make(Replayed), static_triton_bundle_key="key")
     assert [launcher.config for launcher in copy.launchers] == CONFIGS
     run(copy)
     assert copy.winner == CONFIGS[0]
@@ -73,6 +75,20 @@ def test_through_a_compile_worker_and_back(tuned, monkeypatch):
     assert copy.fn is None
     copy.restore_after_unpickle(kept)
     run(copy)
+
+
+def test_a_worker_with_another_cache(tuned, tmp_path):
+    """What is not where it says is compiled here."""
+    from triton import knobs as of_triton
+
+    worker = make(Replayed)
+    with of_triton.cache.scope():
+        of_triton.cache.dir = str(tmp_path / "other")
+        worker.precompile(warm_cache_only=True)
+    worker.prepare_for_pickle()
+    copy = pickle.loads(pickle.dumps(worker))
+    copy.precompile(reload_kernel=lambda: make(Replayed))
+    assert [launcher.config for launcher in copy.launchers] == CONFIGS
 
 
 def test_pickled_too_early_or_too_late(tuned):

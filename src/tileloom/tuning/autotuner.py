@@ -105,6 +105,7 @@ class CachingAutotuner:
         self.lock = threading.RLock()
         self._search = search
         self._is_warm = False
+        self._hashes: dict[Config, str] = {}
         self._reload: Callable[[], CachingAutotuner] | None = None
         self._loaded_: Loaded | None = None
         self._check()
@@ -206,7 +207,7 @@ class CachingAutotuner:
         loaded = self._loaded
         for config in self.configs:
             try:
-                loaded.kernel.compile(config, loaded.capability)
+                self._hashes[config] = loaded.kernel.compile(config, loaded.capability).hash
             except Exception as error:
                 loaded.failures[config] = f"{type(error).__name__}: {error}"
         if len(loaded.failures) == len(self.configs):
@@ -313,7 +314,7 @@ class CachingAutotuner:
             kernel = Kernel.of(self.fn, self.triton_meta, self.inductor_meta, self.filename)
             cc = int(self.device_props.cc)
             made = Loaded(kernel, self._device, cc, self.inductor_meta, self._profile)
-            made.is_warm, self._loaded_ = self._is_warm, made
+            made.is_warm, made.hashes, self._loaded_ = self._is_warm, self._hashes, made
         return self._loaded_
 
     @property

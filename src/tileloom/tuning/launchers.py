@@ -4,11 +4,11 @@
         if <a hook, a profiler or a knob wants to see it>:
             return _again((in_ptr0, out_ptr0, xnumel), stream)
         _x = -(xnumel // -1024)
-        _at = in_ptr0.data_ptr(), out_ptr0.data_ptr()
-        if <_at is not that of the launch before, nor any that was seen and may be launched>:
-            ...
+        _a0 = in_ptr0.data_ptr(); _a1 = out_ptr0.data_ptr()
+        if <an address is not that of the launch before>:
+            <whether they were seen before, or are a GPU's>
         if _x:
-            return _entry(_x, 1, 1, stream, *_at, xnumel)
+            return _entry(_x, 1, 1, stream, _a0, _a1, xnumel)
 
 What is rare goes the long way, through Triton's own launcher.
 """
@@ -31,22 +31,26 @@ from tileloom.tuning.precompile import Kernel
 _log = log.get_logger("tuning")
 
 _SOURCE = """
-_last = None
 def launcher({parameters}stream):
-    global _last
     if {refused}:
         return _again(({arguments}), stream)
     {grid}
+    {addresses}
+    if {is_any}:
+        return _entry({blocks}, stream, {values})
+"""
+# Each address is compared by itself: whatever threads mix here was seen, one by one.
+_ADDRESSES = """
+    global {lasts}
     try:
         {reads}
     except AttributeError:
         return _again(({arguments}), stream)
-    if _at != _last:
+    if {differs}:
+        _at = ({now},)
         if _seen(_at) != 0 and _check(({arguments})):
             return _again(({arguments}), stream)
-        _last = _at
-    if {is_any}:
-        return _entry({blocks}, stream, {values})
+        {lasts} = {now}
 """
 
 
@@ -143,16 +147,13 @@ class Launch:
         }
         self._pointers, self._addresses = pointers, known
         tests = guard.signal_tests(watch.signals(self.kernel.fn), scope)
+        arguments = "".join(f"{name}, " for name in self.parameters)
+        scope |= dict.fromkeys([f"_l{i}" for i in range(len(pointers))])
         source = _SOURCE.format(
-            parameters="".join(f"{name}, " for name in self.parameters),
-            arguments="".join(f"{name}, " for name in self.parameters),
+            parameters=arguments,
+            arguments=arguments,
             refused=" or ".join(["_profiler._is_profiler_enabled", *tests]),
-            reads="; ".join(
-                [
-                    *(f"_a{i} = {name}.data_ptr()" for i, name in enumerate(pointers)),
-                    f"_at = ({''.join(f'_a{i}, ' for i in range(len(pointers)))})",
-                ]
-            ),
+            addresses=_addresses(pointers, arguments),
             values=", ".join(values),
             **self._grid_texts(),
         )
@@ -243,6 +244,21 @@ class Launch:
         if not is_pinned:
             self._addresses.see(tuple([given[name].data_ptr() for name in self._pointers]))
         return is_pinned
+
+
+def _addresses(pointers: Sequence[str], arguments: str) -> str:
+    """The lines that read the tensors' addresses, and look at those that were not there last."""
+    if not pointers:
+        return "pass"
+    count = range(len(pointers))
+    lasts = ", ".join(f"_l{i}" for i in count)
+    return _ADDRESSES.strip().format(
+        lasts=lasts,
+        arguments=arguments,
+        reads="; ".join(f"_a{i} = {name}.data_ptr()" for i, name in enumerate(pointers)),
+        differs=" or ".join(f"_a{i} != _l{i}" for i in count),
+        now=", ".join(f"_a{i}" for i in count),
+    )
 
 
 def check_tensors(kernel: Kernel, name: str, given: Mapping[str, Any]) -> bool:

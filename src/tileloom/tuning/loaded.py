@@ -11,6 +11,7 @@ import torch
 from tileloom.errors import CompileError, DeviceError
 from tileloom.launch import bundle_use, tiers
 from tileloom.launch.launcher import cuda_driver
+from tileloom.launch.loading import load
 from tileloom.tuning.config import Config
 from tileloom.tuning.launchers import Launch
 from tileloom.tuning.precompile import Kernel, precompile
@@ -30,6 +31,7 @@ class Loaded:
         launches: What is loaded, by config.
         failures: Why other configs are not.
         is_warm: Whether Triton's cache holds the list already.
+        hashes: By config the names in that cache, as far as another process said them.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Loaded:
         self.launches: dict[Config, Launch] = {}
         self.failures: dict[Config, str] = {}
         self.is_warm = False
+        self.hashes: Mapping[Config, str] = {}
         self._inductor_meta = inductor_meta
         self._profile = profile
 
@@ -91,8 +94,10 @@ class Loaded:
             try:
                 variant: Any = bundle_use.find_wanted(kernel.fn, wanted, self.index)
                 if variant is None:
-                    compiled = kernel.compile(config, self.capability)
-                    compiled._init_handles()
+                    key = self.hashes.get(config)
+                    compiled = None if key is None else kernel.cached(config, self.capability, key)
+                    compiled = compiled or kernel.compile(config, self.capability)
+                    load(compiled)
                     variant = tiers.Variant(compiled, kernel.fn, self.index)
             except Exception as error:
                 self.failures[config] = f"{type(error).__name__}: {error}"

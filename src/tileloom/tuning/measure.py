@@ -26,6 +26,7 @@ _CYCLES_PER_MS = 2_000_000
 # Some 20 ms on an H100: the clock of a card that was idle is low.
 _WARM_FILLS = 500
 _IDLE_AFTER_S = 0.1
+_FILLS = 8
 _last_used: dict[torch.device, float] = {}
 
 
@@ -223,7 +224,8 @@ def _is_settled(samples: Sequence[Sequence[float]], band: float) -> bool:
     """Whether more rounds would hardly change the winner.
 
     The winner is the first that is equal to the best. It stays the same as long as it is certain
-    of itself and of everyone before it on which side of the band they lie.
+    of itself and of everyone before it on which side of the band they lie, or that they are within
+    twice the band of the best, so that whichever is taken is as good.
     """
     if len(samples) < 2:
         return True
@@ -233,7 +235,7 @@ def _is_settled(samples: Sequence[Sequence[float]], band: float) -> bool:
         ordered = sorted(ratios[i])
         dropped = _certain(len(ordered))
         low, high = ordered[dropped], ordered[-1 - dropped]
-        if i != best and low <= 1 + band < high:
+        if i != best and low <= 1 + band and high > 1 + 2 * band:
             return False
     return True
 
@@ -286,13 +288,23 @@ class DeviceTimer:
         if time.perf_counter() - _last_used.get(device, -math.inf) > _IDLE_AFTER_S:
             for _ in range(_WARM_FILLS):
                 self._flush.zero_()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.device(device):
+            start.record()
+            for _ in range(_FILLS):
+                self._flush.zero_()
+            end.record()
+            end.synchronize()
+        self._fill_ms = start.elapsed_time(end) / _FILLS
 
     def sample(self, call: Call, calls: int) -> list[float]:
         """Time `calls` launches; see `CallTimer`."""
         made = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
         with torch.cuda.device(self._device), _no_collection():
-            # Until the host has queued all, a kernel spins: no time of the host is between events.
-            lead_ms = 0.1 + 1.5 * calls * self._host_ms
+            # A kernel spins until the host is far enough ahead, so that no time of the host is
+            # between events: the device needs as long for each launch as for the buffer, at least.
+            wanted_ms = 1.5 * self._host_ms
+            lead_ms = 0.1 + 2 * wanted_ms + calls * max(0.0, wanted_ms - self._fill_ms)
             cast("Any", torch.cuda)._sleep(int(lead_ms * _CYCLES_PER_MS))
             began = time.perf_counter()
             for start, end in made:

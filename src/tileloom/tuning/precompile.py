@@ -21,6 +21,7 @@ from tileloom import knobs, log
 from tileloom.errors import OptionError
 from tileloom.launch import compat
 from tileloom.launch.aot import CompileResult, KernelSpec, compile_in_workers
+from tileloom.launch.loading import cached
 from tileloom.launch.workers import WorkerPool
 from tileloom.tuning.config import Config
 from tileloom.tuning.identity import Problem
@@ -199,12 +200,19 @@ class Kernel:
         import triton
 
         spec = self.spec(config, f"sm_{capability}")
-        source = compat.ast_source(
+        source = self._source(spec)
+        options = {**compat.compile_options(spec.num_warps, spec.num_stages), **spec.options}
+        return triton.compile(source, target=compat.gpu_target(capability), options=options)
+
+    def cached(self, config: Config, capability: int, key: str) -> Any:
+        """Take a config from Triton's cache by its name there; see `loading.cached`."""
+        return cached(self._source(self.spec(config, f"sm_{capability}")), key)
+
+    def _source(self, spec: KernelSpec) -> Any:
+        return compat.ast_source(
             self.fn, gluon=spec.gluon, signature=spec.signature, constexprs=spec.constexprs,
             aligned=spec.aligned,
         )  # fmt: skip
-        options = {**compat.compile_options(spec.num_warps, spec.num_stages), **spec.options}
-        return triton.compile(source, target=compat.gpu_target(capability), options=options)
 
     @functools.cached_property
     def is_importable(self) -> bool:
