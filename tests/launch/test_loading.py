@@ -6,7 +6,6 @@ import gc
 
 import pytest
 from tests.launch import fake_cuda
-
 from tests.tuning.replayed import arguments, config
 from tests.tuning.tuned_kernels import FACTS, meta, scale
 
