@@ -54,8 +54,10 @@ def timed(contenders: dict[str, Contender], amount: float, unit: str) -> dict[st
         if done.error is not None:
             rows[name] = {"error": done.error}
             continue
-        ms = statistics.median(sample.device_ms for sample in done.samples)
-        rows[name] = {"ms": ms, unit: amount / ms / 1e6}
+        ms = [sample.device_ms for sample in done.samples]
+        low, *_, high = statistics.quantiles(ms, n=5)
+        middle = statistics.median(ms)
+        rows[name] = {"ms": middle, "ms_20": low, "ms_80": high, unit: amount / middle / 1e6}
     return rows
 
 

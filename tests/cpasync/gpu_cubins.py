@@ -79,6 +79,17 @@ def _bulk(policy):
     return _binary(probes_sm90.bulk_probe, arguments, ("*fp32", "*fp32", "i32"))
 
 
+def _raw(rank):
+    import cutlass
+
+    from tests.cpasync import probes, probes_sm90
+
+    zero = cutlass.Int32(0)
+    arguments = [probes.memory(cutlass.Int32), zero, (zero,) * rank]
+    types = ("nvTmaDesc", "*i32", "i32", *("i32",) * rank)
+    return _binary(probes_sm90.raw_probe, arguments, types)
+
+
 def _im2col_store(op):
     import cutlass
 
@@ -151,6 +162,7 @@ PROBES = {
     "probe-form-pointer": (_table, False),
     "probe-form-tensor": (_table, True),
     "probe-checked": (_checked,),
+    **{f"probe-raw-{rank}": (_raw, rank) for rank in range(1, 6)},
     **{f"probe-bulk-{policy}": (_bulk, policy) for policy in POLICIES},
     "probe-arrivals": (_sm90, "arrivals_probe", ("Float32",) * 2, ("*fp32",) * 2),
     **{

@@ -11,6 +11,7 @@ from cutlass.experimental import primitives as prims
 from tileloom import cpasync
 
 THREADS, STALE = 128, -1.0
+BOX_BYTES = 16 * 1024  # more than a box: a swizzle wider than its rows spaces them out
 
 
 @cute.kernel
@@ -68,7 +69,7 @@ def _box_kernel(
     op: cutlass.Constexpr,
 ):
     """Load one box at `crd` and store it, or reduce it, at the origin of another tensor."""
-    smem = cute.arch.alloc_smem(cutlass.Int8, source.shared_storage_bytes, alignment=1024)
+    smem = cute.arch.alloc_smem(cutlass.Int8, BOX_BYTES, alignment=1024)
     mbar = cute.arch.alloc_smem(cutlass.Int64, 1, alignment=8)
     if cute.arch.thread_idx()[0] == 0:
         cpasync.mbarrier_init(mbar, 1)

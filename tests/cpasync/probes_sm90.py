@@ -306,3 +306,43 @@ def _checked_kernel(source: cute.Pointer, out: cute.Pointer, offset: cutlass.Int
 @cute.jit
 def checked_probe(source: cute.Pointer, out: cute.Pointer, offset: cutlass.Int32):
     _checked_kernel(source, out, offset).launch(grid=(1, 1, 1), block=(1, 1, 1))
+
+
+RAW_BYTES, RAW_STALE = 32 * 1024, 0x55555555
+
+
+@cute.kernel
+def _raw_kernel(
+    source: cutlass.GridConstant[cuda.TensorMap],
+    out: cute.Pointer,
+    expected: cutlass.Int32,
+    crd: tuple[cutlass.Int32, ...],
+):
+    """Load a box, and write out shared memory as it lies, then whether `expected` bytes came."""
+    thread, words = cute.arch.thread_idx()[0], RAW_BYTES // 4
+    smem = cute.arch.alloc_smem(cutlass.Int32, words, alignment=1024)
+    mbar = cute.arch.alloc_smem(cutlass.Int64, 1, alignment=8)
+    memory, target = (cute.make_tensor(p, cute.make_layout(words + 1)) for p in (smem, out))
+    for i in cutlass.range(words // 128, unroll=1):
+        memory[i * 128 + thread] = cutlass.Int32(RAW_STALE)
+    cpasync.fence_proxy_async()
+    cute.arch.sync_threads()
+    if thread == 0:
+        cpasync.mbarrier_init(mbar, 1)
+        cpasync.fence_barrier_init()
+        cpasync.arrive_and_expect_tx(mbar, expected)
+        cpasync.tma_load(source, mbar, smem, crd)
+        left = cutlass.Int32(100)
+        while left > 0:
+            left -= 1
+            if prims.mbarrier_try_wait_parity(mbar, cutlass.Int32(0), time_limit=1_000_000):
+                left = cutlass.Int32(-1)
+        target[words] = left
+    cute.arch.sync_threads()
+    for i in cutlass.range(words // 128, unroll=1):
+        target[i * 128 + thread] = memory[i * 128 + thread]
+
+
+@cute.jit
+def raw_probe(out: cute.Pointer, expected: cutlass.Int32, crd: tuple[cutlass.Int32, ...]):
+    _raw_kernel(any_map(), out, expected, crd).launch(grid=(1, 1, 1), block=(128, 1, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from tests.cpasync import examples, gpu_cubins
 from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES
 from tests.launch import fake_cuda
-from tileloom.cpasync.cubin import Cubin
+from tileloom.cpasync.cubin import Cubin, compile_cubin
 from tileloom.errors import OptionError
 
 SAMPLE = (
@@ -52,6 +53,7 @@ def test_every_gpu_test_has_its_kernel(kernels):
         *(f"probe-remote-{blocks}" for blocks in (2, 4, 8)),
         *(f"probe-im2col-store-{op}" for op in (None, "add")),
         *(f"probe-form-{form}" for form in ("atom", "pointer", "tensor")),
+        *(f"probe-raw-{rank}" for rank in range(1, 6)),
         "probe-checked",
         "probe-arrivals",
         "probe-wait",
@@ -89,6 +91,32 @@ def test_grids_and_numbers_of_the_launches(kernels, monkeypatch):
     assert cubins.parts(128, 256, 4096) == 4
     assert cubins.parts(128, 256, 600) == 1
     assert cubins.parts(4096, 4096, 4096) == 1
+
+
+BLOCK = "; it takes a constant number of threads along x. Try: .launch(block=(128, 1, 1), ...)."
+
+
+@pytest.mark.filterwarnings("ignore:Dynamic variable in block size")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none", "the function launches 0 kernels; one is compiled at a time. Try: a function for "
+         "each kernel."),
+        ("two", "the function launches 2 kernels; one is compiled at a time. Try: a function for "
+         "each kernel."),
+        ("square", f"the kernel's block is 32 x 4 x 1{BLOCK}"),
+        ("of_any_size", f"the kernel's block is known only at the launch{BLOCK}"),
+    ],
+)  # fmt: skip
+def test_functions_that_make_no_binary(kernels, name, said):
+    import cutlass
+
+    made = importlib.import_module("tests.cpasync.launch_kernels")
+    probes = importlib.import_module("tests.cpasync.probes")
+    arguments = probes.memory(cutlass.Float32), cutlass.Int32(32)
+    with pytest.raises(OptionError) as caught:
+        compile_cubin(getattr(made, name), *arguments, arch="sm_90a")
+    assert str(caught.value) == f"compile_cubin: {said}"
 
 
 PLAIN = Cubin("copy_kernel", "sm_90a", b"\x7fELF", "", (8,), 128)

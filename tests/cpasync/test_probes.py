@@ -16,12 +16,12 @@ def probes(kernels):
     return importlib.import_module("tests.cpasync.probes")
 
 
-def compiled(function, *arguments, arch="sm_90a"):
+def compiled(function, *arguments, arch="sm_90a", options=""):
     """A probe and its PTX; nothing of it needs a GPU."""
     from cutlass import cute
 
     with tempfile.TemporaryDirectory() as folder:
-        options = f"--gpu-arch {arch} --keep-ptx --dump-dir {folder}"
+        options = f"--gpu-arch {arch} --keep-ptx --dump-dir {folder} {options}"
         made = cute.compile(function, *arguments, options=options)
         return made, made.__ptx__
 
@@ -68,7 +68,7 @@ def test_cp_async_writes_source_zeros_or_nothing(probes, size, how):
 
 
 BOXES = {  # shape, box and coordinates, each with the outermost first
-    "1d": ((100,), (64,), (50,)),
+    "1d": ((100,), (64,), (56,)),
     "2d-low": ((40, 104), (8, 64), (-3, -8)),
     "2d-high": ((40, 104), (8, 64), (36, 72)),
     "3d": ((5, 9, 32), (2, 4, 32), (4, 6, 0)),
@@ -77,18 +77,17 @@ BOXES = {  # shape, box and coordinates, each with the outermost first
     "outside": ((16, 64), (8, 64), (16, 0)),
 }
 SWIZZLES = {"none": 64, "s32b": 16, "s64b": 32, "s128b": 64}  # float16 columns of a box
-_INTEGERS = "Int32", "Uint32", "Int64", "Uint64"
-_BY_OPERATION = {
-    "add": (*_INTEGERS, "Float16", "BFloat16", "Float32"),
-    "min": (*_INTEGERS, "Float16", "BFloat16"),
-    "max": (*_INTEGERS, "Float16", "BFloat16"),
-    "inc": ("Uint32",),
-    "dec": ("Uint32",),
-    "and": _INTEGERS,
-    "or": _INTEGERS,
-    "xor": _INTEGERS,
+REDUCED = {  # what each operation combines, by PTX's table and tried on the hardware
+    "add": "Int32 Uint32 Uint64 Float16 BFloat16 Float32 Float64",
+    "min": "Int32 Uint32 Int64 Uint64 Float16 BFloat16",
+    "max": "Int32 Uint32 Int64 Uint64 Float16 BFloat16",
+    "inc": "Uint32",
+    "dec": "Uint32",
+    "and": "Int32 Uint32 Int64 Uint64",
+    "or": "Int32 Uint32 Int64 Uint64",
+    "xor": "Int32 Uint32 Int64 Uint64",
 }
-REDUCTIONS = [(dtype, op) for op, dtypes in _BY_OPERATION.items() for dtype in dtypes]
+REDUCTIONS = [(dtype, op) for op, dtypes in REDUCED.items() for dtype in dtypes.split()]
 
 
 def box_probe(probes, dtype, shape, box, crd, swizzle="none", op=None, arch="sm_90a"):

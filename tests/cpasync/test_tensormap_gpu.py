@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.cpasync import layouts
+from tests.cpasync import gpu_cubins, layouts
 from tests.cpasync.test_tensormap import EDGES, IMAGES, RIGHT
 from tileloom.cpasync.tensormap import TensorMap, TensorMapTable
 from tileloom.cpasync.tensormap_layout import Tiled
 from tileloom.errors import LaunchError, TileloomError
-from tileloom.launch import descriptors, driver
+from tileloom.launch import driver
 from tileloom.target import target_of_device
 
 IS_HOPPER = torch.cuda.is_available() and target_of_device(torch.device("cuda")).capability == (
@@ -22,6 +22,9 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not IS_HOPPER, reason="needs a GPU of compute capability 9.0"),
 ]
+
+
+BYTES = 32 * 1024  # of shared memory that probe-raw writes out
 
 
 def verdicts(layout, address):
@@ -59,55 +62,117 @@ def test_the_driver_agrees_at_every_edge(kind, taken, refused):
     assert verdicts(kind(**(right | refused)), 1 << 20) == [False, False]
 
 
-def load_box(monkeypatch, x, made, corner, swizzle):
-    """Read a box through `made`, by a kernel that takes Gluon's descriptor of the same box."""
-    from tests.cpasync.gluon_kernels import read_box_kernel
-    from tileloom import launch
+@pytest.fixture(scope="module")
+def launches():
+    """Of a box of each rank: `probe-raw` writes out shared memory as it lies."""
+    made = {}
 
-    box = list(made.box_shape)
-    out = torch.full(box, -1.0, device=x.device, dtype=x.dtype)
-    desc = gluon_descriptor(x, box, swizzle)
-    with monkeypatch.context() as patched:
-        patched.setattr(descriptors.TensorMaps, "encode", lambda self, address: made.encoded)
-        descriptors._tables.clear()
-        launcher = launch.prepare(read_box_kernel, num_warps=4)
-        for _ in range(3):  # the third is the packed launch, which takes the bytes
-            out.fill_(-1)
-            launcher[(1,)](desc, out, *corner, ROWS=box[0], COLUMNS=box[1])
+    def launch_of(rank):
+        if rank not in made:
+            binary = gpu_cubins.find(f"probe-raw-{rank}")
+            if binary is None:
+                pytest.skip("neither .cute-cubins nor the CuTe DSL is here: see test_gpu.py")
+            made[rank] = binary.cubin.launcher(
+                binary.types, grid=(1,), shared_bytes=0, device=torch.cuda.current_device()
+            )
+        return made[rank]
+
+    return launch_of
+
+
+def loaded(launches, x, made, corner):
+    """What a load through a descriptor leaves in shared memory, as a box; and the bytes behind."""
+    out = torch.zeros(BYTES // 4 + 1, dtype=torch.int32, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    launches(x.dim())(stream, made, out, made.box_bytes, *reversed(corner))
     torch.cuda.synchronize()
-    descriptors._tables.clear()
-    return out
+    assert out[-1] == -1, f"{made.box_bytes} bytes were expected, and they did not come"
+    memory = out[:-1].cpu().view(torch.uint8)
+    at = places(made)
+    return memory[at].view(x.dtype), memory[made.shared_bytes :]
 
 
-def gluon_descriptor(x, box, swizzle):
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+def places(made):
+    """Offsets of a box's bytes, ``[*box, bytes]``: 16-byte pieces are permuted by their row."""
+    inner = made.box_shape[-1] * made.layout.dtype.itemsize
+    span = int(made.layout.swizzle.rstrip("B")) if made.layout.swizzle != "none" else 0
+    rows = made.box_bytes // inner
+    at = torch.arange(rows)[:, None] * (span or inner) + torch.arange(inner)
+    return (at ^ (at >> 7 & max(span // 16 - 1, 0)) << 4).view(*made.box_shape[:-1], inner)
 
-    layout = gl.NVMMASharedLayout(swizzle, 8 * x.element_size(), len(box))
-    return TensorDescriptor.from_tensor(x, box, layout)
+
+def box_of(x, made, corner, fill):
+    """What the box holds: every so many-th element from the corner on, `fill` outside."""
+    steps = made.layout.element_strides
+    at = [torch.arange(n) * s + c for n, s, c in zip(made.box_shape, steps, corner)]
+    inside = [(a >= 0) & (a < n) for a, n in zip(at, x.shape)]
+    grid = torch.meshgrid(*[a.clamp(0, n - 1) for a, n in zip(at, x.shape)], indexing="ij")
+    hit = torch.stack(torch.meshgrid(*inside, indexing="ij")).all(0)
+    return torch.where(hit, x.cpu()[grid], torch.full((), fill).to(x.dtype))
 
 
-@pytest.mark.parametrize("corner", [(0, 0), (8, 64), (-3, 16), (250, 480)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8])
+def check_box(launches, x, made, corner, fill=0.0):
+    box, behind = loaded(launches, x, made, corner)
+    right = box_of(x, made, corner, fill)
+    if x.is_floating_point():
+        box, right = box.nan_to_num(77), right.nan_to_num(77)
+    assert torch.equal(box, right)
+    assert (behind == 0x55).all()
+
+
+def numbers(shape, dtype):
+    return (
+        torch.arange(torch.Size(shape).numel(), device="cuda").view(shape).remainder(97).to(dtype)
+    )
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (8, 64), (-3, 16), (250, 480), (300, 0), (0, -96)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int8, torch.float64])
+@pytest.mark.parametrize("part", [1, 2, 4])
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
-def test_a_kernel_reads_the_box(monkeypatch, swizzle, dtype, corner):
-    x = torch.arange(256 * 512, device="cuda").view(256, 512).remainder(97).to(dtype)
-    columns = (swizzle or 64) // x.element_size()
+def test_boxes_lie_in_shared_memory_as_documented(launches, swizzle, part, dtype, corner):
+    """Also boxes narrower than the swizzle's span, whose rows it spaces out."""
+    columns = (swizzle or 64) // part
+    if columns % 16:
+        pytest.skip("a row is a multiple of 16 bytes")
+    x = numbers((256, 512), dtype)
     fill = "nan" if dtype.is_floating_point else "zero"
-    name = f"{swizzle}B" if swizzle else "none"
-    made = TensorMap.tiled(x, (32, columns), swizzle=name, fill=fill)
-    want = torch.full((32, columns), float("nan") if fill == "nan" else 0, device="cuda").to(dtype)
-    row, column = corner
-    part = x[max(row, 0) : row + 32, column : column + columns]
-    want[max(-row, 0) : max(-row, 0) + part.shape[0], : part.shape[1]] = part
-    read = load_box(monkeypatch, x, made, corner, swizzle)
-    assert torch.equal(read.nan_to_num(7), want.nan_to_num(7))
+    box = (32, columns // x.element_size())
+    made = TensorMap.tiled(x, box, swizzle=f"{swizzle}B" if swizzle else "none", fill=fill)
+    check_box(launches, x, made, corner, float("nan") if fill == "nan" else 0)
 
 
-def test_every_second_row(monkeypatch):
-    x = torch.randn(256, 64, device="cuda").half()
-    made = TensorMap.tiled(x, (64, 64), swizzle="128B", element_strides=(2, 1))
-    assert torch.equal(load_box(monkeypatch, x, made, (4, 0), 128), x[4:68:2])
+@pytest.mark.parametrize("swizzle", ["none", "32B", "64B", "128B"])
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 5])
+def test_boxes_of_every_rank(launches, rank, swizzle):
+    shape, box = (3, 5, 6, 10, 48)[5 - rank :], (2, 4, 2, 8, 16)[5 - rank :]
+    x = numbers(shape, torch.float16)
+    made = TensorMap.tiled(x, box, swizzle=swizzle)
+    for corner in ((0, 0, 0, 0, 0), (1, -2, 3, -5, 16), (2, 4, -1, 7, 40), (-1, 3, 5, 2, -8)):
+        check_box(launches, x, made, corner[5 - rank :])
+
+
+@pytest.mark.parametrize("steps", [(2, 1), (3, 1), (8, 1)])
+def test_every_so_many_th_row(launches, steps):
+    x = numbers((256, 64), torch.float16)
+    made = TensorMap.tiled(x, (64, 64), swizzle="128B", element_strides=steps)
+    for corner in ((4, 0), (-6, 0), (230, 32)):
+        check_box(launches, x, made, corner)
+
+
+def test_strides_of_zero_and_of_transposed_tensors(launches):
+    row = numbers((1, 64), torch.float16)
+    for x in (row.expand(40, 64), numbers((8, 40, 64), torch.float16).transpose(0, 1)):
+        made = TensorMap.tiled(x, (*(4,) * (x.dim() - 1), 64), swizzle="128B")
+        check_box(launches, x, made, (36,) + (6,) * (x.dim() - 2) + (0,))
+
+
+def test_float32_is_rounded_to_tf32(launches):
+    x = torch.randn(64, 32, device="cuda")
+    box, _ = loaded(launches, x, TensorMap.tiled(x, (64, 32), tf32=True), (0, 0))
+    assert (box.view(torch.int32) & 0x1FFF == 0).all()
+    assert not torch.equal(box, x.cpu())
+    assert ((box - x.cpu()).abs() <= x.cpu().abs() * 2**-10).all()
 
 
 def test_a_table_on_the_gpu_is_aligned():

@@ -19,7 +19,7 @@ from tileloom.launch import driver
 from tileloom.launch.bundle_parameters import ptx_fields
 
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
-_THREADS = re.compile(r"\.reqntid (\d+)(?:, (\d+), (\d+))?")
+_THREADS = re.compile(r"\.reqntid (\d+), (\d+), (\d+)")
 _BYTES = {"nvTmaDesc": 128, "i64": 8, "u64": 8, "fp64": 8, "i32": 4, "u32": 4, "fp32": 4}
 _MOST_TOGETHER = 8  # what every GPU with clusters takes
 
@@ -147,7 +147,8 @@ def compile_cubin(host: Any, *arguments: Any, arch: str, options: str = "") -> C
 
     Raises:
         MissingCuteError: If the extra ``cute`` is not installed.
-        OptionError: If the function launches no kernel, or several.
+        OptionError: If the function launches no kernel, or several, or the block is not a constant
+            number of threads along x.
     """
     require_cute("compile_cubin")
     from cutlass import cute  # pyright: ignore[reportMissingImports]
@@ -155,16 +156,24 @@ def compile_cubin(host: Any, *arguments: Any, arch: str, options: str = "") -> C
     with tempfile.TemporaryDirectory(prefix="tileloom-cute-") as folder:
         options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder} {options}"
         compiled: Any = cute.compile(host, *arguments, options=options)
-        ptx, code = str(compiled.__ptx__), bytes(compiled.__cubin__)
+        ptx, code = str(compiled.__ptx__), compiled.__cubin__
     names = _ENTRY.findall(ptx)
     if len(names) != 1:
         raise OptionError(
             f"compile_cubin: the function launches {len(names)} kernels; one is compiled at a "
             "time. Try: a function for each kernel."
         )
-    threads = _THREADS.search(ptx)
     sizes = tuple(size for _, size in ptx_fields(ptx))
-    count = 1
-    for number in threads.groups("1") if threads else ():
-        count *= int(number)
-    return Cubin(names[0], arch, code, ptx, sizes, count)
+    return Cubin(names[0], arch, bytes(code), ptx, sizes, _threads(ptx))
+
+
+def _threads(ptx: str) -> int:
+    """Threads of a block, which lie along x and are known when the kernel is compiled."""
+    found = _THREADS.search(ptx)
+    if found is None or found.group(2, 3) != ("1", "1"):
+        given = "known only at the launch" if found is None else " x ".join(found.groups())
+        raise OptionError(
+            f"compile_cubin: the kernel's block is {given}; it takes a constant number of threads "
+            "along x. Try: .launch(block=(128, 1, 1), ...)."
+        )
+    return int(found[1])

@@ -16,6 +16,7 @@ from cutlass.experimental import primitives as prims
 
 from tileloom.cpasync.eviction import policy_word
 from tileloom.cpasync.pieces_checks import (
+    assert_at_run_time,
     check_bulk_size,
     known_int,
     pointer_of,
@@ -30,7 +31,20 @@ _DESCRIPTOR_ALIGNMENT = 64
 _BOX_ALIGNMENT = 128
 _BULK_ALIGNMENT = 16
 _BARRIER_ALIGNMENT = 8
-REDUCTIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
+_INTEGERS = ("Int32", "Uint32", "Int64", "Uint64")
+_HALVES = ("Float16", "BFloat16")
+# What each operation combines; anything else is an illegal instruction (measured on an H200), also
+# sums of signed 64 bits and inc and dec of signed 32: the DSL's types do not tell the sign.
+REDUCTIONS = {
+    "add": (*_INTEGERS, *_HALVES, "Float32", "Float64"),
+    "min": (*_INTEGERS, *_HALVES),
+    "max": (*_INTEGERS, *_HALVES),
+    "inc": _INTEGERS[:2],
+    "dec": _INTEGERS[:2],
+    "and": _INTEGERS,
+    "or": _INTEGERS,
+    "xor": _INTEGERS,
+}
 
 
 @dsl_user_op
@@ -84,7 +98,19 @@ def _lies_in(given, *spaces):
     return is_pointer and given.memspace.name in spaces
 
 
-def _coordinates(function, crd, im2col):
+def _element(given):
+    """The element type that a descriptor tells, or None.
+
+    A kernel that another generator wrote may be traced with any descriptor, which tells bytes.
+    """
+    if isinstance(given, cute.CopyAtom):
+        dtype = given.value_type
+    else:
+        dtype = given.dtype if hasattr(given, "get_ptr") else None
+    return dtype if dtype is not None and dtype.width > 8 else None
+
+
+def _coordinates(function, crd, im2col, tma_desc, writes=False):
     crd = tuple(crd) if isinstance(crd, tuple | list) else (crd,)
     fewest = 3 if im2col else 1
     if not fewest <= len(crd) <= 5:
@@ -93,6 +119,27 @@ def _coordinates(function, crd, im2col):
             f"{function}: crd has {len(crd)} coordinates; accepted in {mode} are {fewest} to 5, "
             "the innermost first. Try: one for each dimension of the descriptor."
         )
+    dtype = _element(tma_desc)
+    for i, each in enumerate(crd):
+        unit = 1 if i or dtype is None else 128 // dtype.width
+        known = known_int(each)
+        if known is None:
+            number = cutlass.Int32(each)
+            if unit > 1:
+                text = f"{function}: the innermost coordinate is not a multiple of 16 bytes"
+                assert_at_run_time(number % unit == 0, text)
+            if writes:
+                assert_at_run_time(number >= 0, f"{function}: a coordinate is below 0")
+        elif known % unit:
+            raise OptionError(
+                f"{function}: the innermost coordinate is {known} = {known * dtype.width // 8} "
+                f"bytes; accepted are multiples of 16 bytes. Try: a multiple of {unit}."
+            )
+        elif writes and known < 0:
+            raise OptionError(
+                f"{function}: crd has the coordinate {known}; only loads may begin before the "
+                "tensor. Try: 0, and a smaller box."
+            )
     return [cutlass.Int32(c) for c in crd]
 
 
@@ -159,7 +206,8 @@ def tma_load(
             descriptors (its first) or a pointer to one.
         mbar: Pointer to the mbarrier in shared memory.
         smem_ptr: Pointer to or tensor in shared memory, at a multiple of 128 bytes.
-        crd: 1 to 5 coordinates in elements, the innermost first; one may come without a tuple.
+        crd: 1 to 5 coordinates in elements, the innermost first, which is a multiple of 16 bytes;
+            one may come without a tuple.
         use_2cta: Complete on the barrier of the pair's even block (sm_100a, sm_110a).
         im2col_offsets: For an im2col descriptor: one offset for each spatial dimension, the
             innermost first.
@@ -190,7 +238,7 @@ def tma_load(
     policy = policy_word(name, eviction_kind)
     mask = _multicast(name, multicast_mask)
     im2col = im2col_offsets is not None
-    crd = _coordinates(name, crd, im2col)
+    crd = _coordinates(name, crd, im2col, tma_desc)
     offsets = _im2col_offsets(name, im2col_offsets, len(crd)) if im2col else []
     common = {"l2_cache_hint": policy, "mode": "im2col" if im2col else None, "loc": loc, "ip": ip}
     descriptor = _descriptor(name, tma_desc, loc, ip)
@@ -260,7 +308,8 @@ def tma_store(tma_desc, smem_ptr, crd, *, im2col=False, eviction_kind=None, loc=
     Args:
         tma_desc: The descriptor, as in `tma_load`.
         smem_ptr: Pointer to or tensor in shared memory, at a multiple of 128 bytes.
-        crd: 1 to 5 coordinates in elements, the innermost first.
+        crd: 1 to 5 coordinates in elements, none below 0, the innermost first, which is a multiple
+            of 16 bytes.
         im2col: Whether the descriptor is of the im2col kind.
         eviction_kind: As in `tma_load`; None, no hint.
         loc: Source location, of the DSL's own making.
@@ -282,7 +331,7 @@ def tma_store(tma_desc, smem_ptr, crd, *, im2col=False, eviction_kind=None, loc=
         return
     require_tma(name)
     policy = policy_word(name, eviction_kind)
-    crd = _coordinates(name, crd, im2col)
+    crd = _coordinates(name, crd, im2col, tma_desc, writes=True)
     prims.cp_async_bulk_tensor_global_shared_cta(
         _descriptor(name, tma_desc, loc, ip),
         pointer_of(name, "smem_ptr", smem_ptr, "smem", _BOX_ALIGNMENT),
@@ -336,10 +385,11 @@ def tma_reduce(
     sums of floating-point numbers may differ in their last bits from run to run.
 
     Args:
-        tma_desc: The descriptor, as in `tma_load`; its element type is what is added. add, min and
-            max take float16 and bfloat16 (add also float32) and integers; the rest integers only.
+        tma_desc: The descriptor, as in `tma_load`; its element type is what is combined: add takes
+            float16, bfloat16, float32, float64, int32, uint32 and uint64; min and max float16,
+            bfloat16 and integers of 32 and 64 bits; inc and dec uint32; the rest these integers.
         smem_ptr: Pointer to or tensor in shared memory, at a multiple of 128 bytes.
-        crd: 1 to 5 coordinates in elements, the innermost first.
+        crd: As in `tma_store`.
         op: ``"add"``, ``"min"``, ``"max"``, ``"inc"``, ``"dec"``, ``"and"``, ``"or"``, ``"xor"``.
         im2col: Whether the descriptor is of the im2col kind.
         eviction_kind: As in `tma_load`; None, no hint.
@@ -363,8 +413,14 @@ def tma_reduce(
         raise OptionError(
             f"{name}: op is {op!r}; accepted are {', '.join(map(repr, REDUCTIONS))}. Try: 'add'."
         )
+    dtype = _element(tma_desc)
+    if dtype is not None and dtype.__name__ not in REDUCTIONS[op]:
+        raise OptionError(
+            f"{name}: op is {op!r} and the descriptor's elements are {dtype.__name__}; accepted "
+            f"are {', '.join(REDUCTIONS[op])}. Try: a descriptor of another element type."
+        )
     policy = policy_word(name, eviction_kind)
-    crd = _coordinates(name, crd, im2col)
+    crd = _coordinates(name, crd, im2col, tma_desc, writes=True)
     prims.cp_async_bulk_tensor_reduce(
         _descriptor(name, tma_desc, loc, ip),
         pointer_of(name, "smem_ptr", smem_ptr, "smem", _BOX_ALIGNMENT),

@@ -60,6 +60,14 @@ class TensorMap:
         """
         return self.layout.box_bytes
 
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a load may touch: more than `box_bytes` in some cases.
+
+        Where the box is narrower than the swizzle's span, its rows are that span apart.
+        """
+        return self.layout.shared_bytes
+
     @classmethod
     def tiled(
         cls,

@@ -102,6 +102,18 @@ class Layout:
         """Elements of a box along the contiguous dimension."""
         raise NotImplementedError
 
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a load: what a barrier expects, also of a box at the edge."""
+        raise NotImplementedError
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that a load touches: rows lie a swizzle's span apart, or close."""
+        span = 0 if self.swizzle == "none" or self.interleave != "none" else int(self.swizzle[:-1])
+        row = self.inner * self.dtype.itemsize
+        return self.box_bytes // row * max(row, span)
+
     def _demands(self, address: int) -> Iterator[Demand]:
         yield from self._types()
         yield from self._sizes()
