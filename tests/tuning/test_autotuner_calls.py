@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 import time
@@ -75,6 +76,19 @@ def test_through_a_compile_worker_and_back(tuned, monkeypatch):
     assert copy.fn is None
     copy.restore_after_unpickle(kept)
     run(copy)
+
+
+def test_the_assembler_is_the_workers(tuned, store, monkeypatch):
+    """PyTorch's workers take the one that comes with it."""
+    monkeypatch.setattr("tileloom.launch.compat.assembler_version", lambda capability: "13.7")
+    worker = make(Replayed)
+    worker.precompile(warm_cache_only=True)
+    worker.prepare_for_pickle()
+    copy = pickle.loads(pickle.dumps(worker))
+    copy.precompile(reload_kernel=lambda: make(Replayed))
+    run(copy)
+    (path,) = store.files()
+    assert json.loads(path.read_text())["record"]["platform"]["assembler"] == "13.7"
 
 
 def test_a_worker_with_another_cache(tuned, tmp_path):

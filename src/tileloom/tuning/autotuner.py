@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from tileloom.errors import ArgumentError, OptionError, UnsupportedError
-from tileloom.launch import bundle_use, watch
+from tileloom.launch import bundle_use, compat, watch
 from tileloom.tuning.arguments import has_room
 from tileloom.tuning.bundled import winner_in
 from tileloom.tuning.config import Config, distinct
@@ -106,6 +107,7 @@ class CachingAutotuner:
         self._search = search
         self._is_warm = False
         self._hashes: dict[Config, str] = {}
+        self._assembler = ""
         self._reload: Callable[[], CachingAutotuner] | None = None
         self._loaded_: Loaded | None = None
         self._check()
@@ -212,6 +214,8 @@ class CachingAutotuner:
                 loaded.failures[config] = f"{type(error).__name__}: {error}"
         if len(loaded.failures) == len(self.configs):
             raise loaded.none_runs()
+        # Workers of PyTorch's take the assembler that comes with it, not Triton's.
+        self._assembler = compat.assembler_version(loaded.capability)
         self._is_warm = loaded.is_warm = True
 
     def prepare_for_pickle(self) -> tuple[Any, ...]:
@@ -343,7 +347,10 @@ class CachingAutotuner:
     def _identity(self, stages: Stages) -> tuple[dict[str, Any], Platform]:
         loaded = self._loaded
         problem = loaded.kernel.problem(self.size_hints, stages.names, loaded.arch)
-        return problem.as_json(), self.platform()
+        platform = self.platform()
+        if self._assembler:
+            platform = replace(platform, assembler=self._assembler)
+        return problem.as_json(), platform
 
     def _is_enough(self, record: Record) -> bool:
         """Whether a record knows every candidate, and its winner is one or was found by more."""
