@@ -111,7 +111,9 @@ def time_copy(binary: Callable[[str], Any]) -> dict[str, Any]:
         if name.startswith("copy"):
             made = binary(name)
             each = min(3, 220 * 1024 // (made.shared_bytes + 1024))
-            found[name] = (cubins.prepare_copy(made, source, target, each), is_right)
+            _, box, stages, wait = name.split("-")
+            shown = f"{box.replace('x', ' x ')} B, {stages} {wait}"
+            found[shown] = (cubins.prepare_copy(made, source, target, each), is_right)
     words, written = source.view(torch.int64), target.view(torch.int64)
     found["copy_"] = (lambda: target.copy_(source), is_right)  # cudaMemcpyAsync
     found["mul"] = (lambda: torch.mul(source, 1, out=target), is_right)

@@ -50,6 +50,7 @@ def table(path: Path) -> dict[str, Any]:
     a, b = (torch.randn(n, n, device="cuda").half() for _ in range(2))
     rows = slice(n - 256, n)
     right, plain = a[rows].double() @ b.double(), (a[rows].float() @ b.float()).half()
+    verdicts: dict[str, bool] = {}
     contenders: dict[str, Any] = {"cuBLAS": (lambda: a @ b, lambda: True)}
     for whose, cubin in kept["cubins"].items():
         c = torch.empty(n, n, device="cuda", dtype=torch.float16)
@@ -69,11 +70,12 @@ def table(path: Path) -> dict[str, Any]:
             launch(torch.cuda.current_stream().cuda_stream, *given)
 
         def is_right(c: torch.Tensor = c, whose: str = whose) -> bool:
-            print(whose, "is right:", fits := accurate(c[rows], right, plain))
-            return fits or whose == "theirs"  # wrong where the last step in K is not whole
+            verdicts[whose] = accurate(c[rows], right, plain)
+            return verdicts[whose] or whose == "theirs"  # timed, though wrong: see the page
 
         contenders[whose] = (call, is_right)
-    return timed(contenders, 2.0 * n**3 / 1e3, "TFLOP/s")
+    found = timed(contenders, 2.0 * n**3 / 1e3, "TFLOP/s")
+    return {name: row | {"right": verdicts.get(name, True)} for name, row in found.items()}
 
 
 def main() -> None:
