@@ -276,6 +276,18 @@ def test_im2col_asks_in_the_drivers_order(model):
     assert (made.box_shape, made.box_bytes) == ((128, 32), 128 * 32 * 2)
 
 
+@pytest.mark.parametrize(
+    ("columns", "swizzle", "shared"),
+    [(8, "none", 16), (64, "128B", 128), (32, "128B", 128), (8, "128B", 128), (8, "64B", 64),
+     (8, "32B", 32), (16, "32B", 32)],
+)  # fmt: skip
+def test_rows_narrower_than_the_swizzle_are_spaced_out(model, columns, swizzle, shared):
+    """Measured on an H200 (test_tensormap_gpu.py): the bytes that arrive are those of the box."""
+    made = TensorMap.tiled(aligned(4, 8, 64), (2, 4, columns), swizzle=swizzle)
+    assert made.box_bytes == 8 * columns * 2
+    assert made.shared_bytes == 8 * shared
+
+
 def test_a_size_of_one_may_have_any_stride(model):
     x = aligned(8, 64).as_strided((1, 8, 1, 64), (7, 64, 3, 1))
     TensorMap.tiled(x, (1, 8, 1, 64))

@@ -91,7 +91,8 @@ class TensorMap:
             box: Size of a box along each dimension, in elements, 1 to 256; the last one spans a
                 multiple of 16 bytes.
             swizzle: ``"none"``, ``"32B"``, ``"64B"`` or ``"128B"``: 16-byte pieces are permuted in
-                shared memory within that span, which the last size of the box may not exceed.
+                shared memory within that span, which the last size of the box may not exceed. Rows
+                of a narrower box lie that span apart: see `shared_bytes`.
             interleave: ``"16B"`` or ``"32B"`` for channels that lie in slices of such a size (3
                 dimensions or more); ``"32B"`` needs ``swizzle="32B"``, address and strides in
                 multiples of 32 bytes.
@@ -160,7 +161,8 @@ class TensorMap:
             tf32: As for `tiled`.
 
         Returns:
-            The descriptor; it can be loaded from, not stored to.
+            The descriptor. A store or reduction (``im2col=True``) walks through the same pixels, and
+            takes no offsets.
 
         Raises:
             DeviceError: As for `tiled`, and so UnsupportedError, DtypeError, ShapeError,
