@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 
 from tests.cpasync import examples
 from tests.cpasync.conftest import find_cute
@@ -77,6 +78,26 @@ def _bulk(policy):
     memory = [probes.memory(cutlass.Float32)] * 2
     arguments = [*memory, cutlass.Int32(16), policy]
     return _binary(probes_sm90.bulk_probe, arguments, ("*fp32", "*fp32", "i32"))
+
+
+# A number of each type that a kernel takes.
+NUMBERS = {
+    "i1": True, "i8": -100, "u8": 200, "i16": -30000, "u16": 60000, "i32": -(2**31),
+    "u32": 2**32 - 1, "i64": -(2**52), "u64": 2**52, "fp16": 0.333251953125, "fp32": -1.5, "fp64": 1 / 3,
+}  # fmt: skip
+_NAMES = {"i": "Int", "u": "Uint", "fp": "Float"}
+
+
+def _numbers():
+    import cutlass
+
+    from tests.cpasync import probes, probes_sm90
+
+    kinds = [re.fullmatch(r"([a-z]+)(\d+)", kind).groups() for kind in NUMBERS]
+    names = ["Boolean" if bits == "1" else _NAMES[sort] + bits for sort, bits in kinds]
+    values = tuple(getattr(cutlass, name)(0) for name in names)
+    arguments = [probes.memory(cutlass.Float64), values]
+    return _binary(probes_sm90.numbers_probe, arguments, ("*fp64", *NUMBERS))
 
 
 def _raw(rank):
@@ -162,6 +183,7 @@ PROBES = {
     "probe-form-pointer": (_table, False),
     "probe-form-tensor": (_table, True),
     "probe-checked": (_checked,),
+    "probe-numbers": (_numbers,),
     **{f"probe-raw-{rank}": (_raw, rank) for rank in range(1, 6)},
     **{f"probe-bulk-{policy}": (_bulk, policy) for policy in POLICIES},
     "probe-arrivals": (_sm90, "arrivals_probe", ("Float32",) * 2, ("*fp32",) * 2),

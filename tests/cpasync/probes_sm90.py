@@ -308,6 +308,19 @@ def checked_probe(source: cute.Pointer, out: cute.Pointer, offset: cutlass.Int32
     _checked_kernel(source, out, offset).launch(grid=(1, 1, 1), block=(1, 1, 1))
 
 
+@cute.kernel
+def _numbers_kernel(out: cute.Pointer, numbers: tuple):
+    target = cute.make_tensor(out, cute.make_layout(len(numbers)))
+    for i in cutlass.range_constexpr(len(numbers)):
+        target[i] = cutlass.Float64(numbers[i])
+
+
+@cute.jit
+def numbers_probe(out: cute.Pointer, numbers: tuple):
+    """Write numbers of every type to memory."""
+    _numbers_kernel(out, numbers).launch(grid=(1, 1, 1), block=(1, 1, 1))
+
+
 RAW_BYTES, RAW_STALE = 32 * 1024, 0x55555555
 
 

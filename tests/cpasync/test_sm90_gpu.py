@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tests.cpasync.gpu_cubins import MASKS, POLICIES
+from tests.cpasync.gpu_cubins import MASKS, NUMBERS, POLICIES
 from tests.cpasync.test_gpu import binaries, device, run  # noqa: F401  (fixtures)
 from tests.house import ROOT
 from tileloom.cpasync import TensorMap, TensorMapTable
@@ -181,3 +181,9 @@ def test_arrivals_from_other_blocks(binaries, device, blocks):  # noqa: F811
     out = torch.zeros(blocks, dtype=torch.int32, device=device)
     launched(binary, out, grid=(blocks, 1, 1), cluster=(blocks, 1, 1))
     assert out.tolist() == [sum(range(2, blocks + 1)), *range(2, blocks + 1)]
+
+
+def test_numbers_of_every_type_reach_a_kernel(binaries, device):  # noqa: F811
+    out = torch.zeros(len(NUMBERS), dtype=torch.float64, device=device)
+    launched(binaries("probe-numbers"), out, *NUMBERS.values())
+    assert out.tolist() == [float(number) for number in NUMBERS.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,6 @@ from tileloom.launch.bundle_parameters import ptx_fields
 
 _ENTRY = re.compile(r"\.visible \.entry (\w+)\(")
 _THREADS = re.compile(r"\.reqntid (\d+), (\d+), (\d+)")
-_BYTES = {"nvTmaDesc": 128, "i64": 8, "u64": 8, "fp64": 8, "i32": 4, "u32": 4, "fp32": 4}
 _MOST_TOGETHER = 8  # what every GPU with clusters takes
 
 
@@ -77,7 +77,7 @@ class Cubin:
                 consist of such clusters.
             LaunchError: If the device does not take the binary.
         """
-        sizes = tuple(8 if kind.startswith("*") else _BYTES.get(kind, 0) for kind in types)
+        sizes = tuple(struct.calcsize("<" + driver.slot_code(kind).rstrip("x")) for kind in types)
         if sizes != self.parameter_bytes:
             raise OptionError(
                 f"launch: kernel '{self.name[:60]}' has parameters of {self.parameter_bytes} "

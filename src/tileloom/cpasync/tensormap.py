@@ -161,8 +161,8 @@ class TensorMap:
             tf32: As for `tiled`.
 
         Returns:
-            The descriptor. A store or reduction (``im2col=True``) walks through the same pixels, and
-            takes no offsets.
+            The descriptor. A store or reduction (``im2col=True``) walks through the same pixels,
+            and takes no offsets.
 
         Raises:
             DeviceError: As for `tiled`, and so UnsupportedError, DtypeError, ShapeError,
