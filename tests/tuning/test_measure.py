@@ -53,7 +53,7 @@ def test_the_fastest_wins_and_ratios_are_to_it():
 def test_candidates_take_turns_and_short_ones_run_more_often():
     found, machine = tune([0.1, 0.1, 0.11])
     looks = 3 * (1 + 2 * Plan().least_calls)
-    turns = [machine.ran[i] for i in range(looks, len(machine.ran), 20)]
+    turns = [machine.ran[i] for i in range(looks, len(machine.ran), Plan().most_calls)]
     assert [sorted(turns[i : i + 3]) for i in range(0, len(turns), 3)] == [[0, 1, 2]] * found.rounds
     assert turns[:3] != turns[3:6]
     assert tune([1.5])[1].ran == [0] * 4

@@ -215,10 +215,11 @@ def test_tuned_calls_on_a_gpu(shape, tmp_path):
 SECOND = """
 import torch, tileloom
 from tileloom import tuning
+from tileloom.ops._op import record_choices
 from tileloom.tuning import measure
 measure.DeviceTimer.sample = None  # measuring fails
 x = torch.randn(512, 4096, device="cuda")
-with tuning.operators(), tileloom.ops._op.record_choices() as made:
+with tuning.operators(), record_choices() as made:
     tileloom.softmax(x)
 print([choice.source for choice in made])
 """
