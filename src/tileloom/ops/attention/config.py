@@ -231,8 +231,6 @@ def tile_faults(tile: Any, name: str = "") -> list[str]:
 def hopper_reasons(problem: AttentionProblem, target: Target) -> list[str]:
     """Why no Hopper kernel, forward or backward, takes a problem."""
     why = _op.hopper_reasons(target)
-    if problem.packed and (problem.has_mask or problem.has_bias):
-        why.append("packed sequences have a bool mask or a bias")
     if problem.packed and sum(problem.packed.totals) + problem.batch > 2**30:
         why.append("Tq + Tk + S exceeds 2^30")
     if problem.dtype not in _HALF:
@@ -298,7 +296,8 @@ def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
             return GluonSm90Config(2, 64, 2, "registers", 240, True, 1)
         if d == 128:
             return GluonSm90Config(2, 128, 2, "tma", 240, False, 1)
-        if problem.has_mask or problem.band.has_right or problem.dropout_p:
+        is_crowded = problem.has_mask or problem.dropout_p > 0 or problem.packed is not None
+        if is_crowded or problem.band.has_right:
             return GluonSm90Config(2, 128, 4, "tma", 240, False, 2)
         return GluonSm90Config(3, 128, 2, "tma", 160, False, 2)
     if d == 256:  # pinned: 732 against 676 TFLOP/s at 16k full, 645 against 601 causal

@@ -69,6 +69,7 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     allocate_rings,
     clear_hidden,
     column_of,
+    first_letter,
     issue_scores,
     live_tile,
     load_rows,
@@ -119,26 +120,25 @@ def _producer(
     TILES: gl.constexpr = q_smem.type.shape[0] // q_full.type.shape[0]
     HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
     RIDES: gl.constexpr = BIAS_MODE == 3 or MASK_MODE == 3
-    tile = live_tile(
+    letter = live_tile(
         gl.program_id(0), counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
         HAS_RIGHT, PACKED,
     )  # fmt: skip
-    sequence = None
+    none = first_letter(tiles * heads, PACKED)
     if PACKED:
-        mail_tile(tile, 0, mail, mail_full, mail_empty)
-        tile, sequence = opened(tile)
+        mail_tile(letter, 0, mail, mail_full, mail_empty)
     count = 0  # tiles done
     item = 0  # blocks loaded into the ring
     if HIDES:
         ride_desc, ride_b, ride_h, ride, ride_full, ride_empty, verdict, judged = scores[:8]
-        suspect = tiles * heads  # the tile before, while its verdict is to come
-        fresh = tile  # the next tile that nobody had
-    while tile < tiles * heads:
-        place = tile
-        if HIDES:  # -1 - tile: the tile goes round for the second time
-            place = gl.maximum(tile, -1 - tile)
+        suspect = none  # the tile before, while its verdict is to come
+        fresh = letter  # the next tile that nobody had
+    while letter < none:
+        place = letter
+        if HIDES:  # -1 - letter: the tile goes round for the second time
+            place = gl.maximum(letter, -1 - letter)
         batch, head, row, batch_q, batch_k, rows, keys, _ = rows_of_tile(
-            place, sequence, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+            opened(place, PACKED), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
             HAS_RIGHT, PACKED,
         )  # fmt: skip
         kv_head = head // group
@@ -147,9 +147,9 @@ def _producer(
             BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         if not HIDES:
-            fresh = (tile + gl.num_programs(0)).to(gl.int64 if PACKED else gl.int32)
-        elif tile >= 0:
-            fresh = tile + gl.num_programs(0)
+            fresh = letter + gl.num_programs(0)
+        elif letter >= 0:
+            fresh = letter + gl.num_programs(0)
         blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
         for j in range(blocks):
             k_slot, k_phase = slot_of(item, SLOTS)
@@ -177,7 +177,7 @@ def _producer(
             load_rows(v_desc, at, ring_full.index(v_slot), rings[1], place_v, 1)
             if DYNAMIC:
                 # Behind the first loads, which hide the latency of the atomic.
-                if (j == 0) & (place == tile):
+                if (j == 0) & (place == letter):
                     fresh = live_tile(
                         gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0), counter,
                         tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT,
@@ -187,14 +187,12 @@ def _producer(
                         mail_tile(fresh, count + PACKED, mail, mail_full, mail_empty)
             item += 2
         if HIDES:
-            tile, suspect = following_of(
-                tile, suspect, fresh, tiles * heads, count, verdict, judged, CONSUMERS
+            letter, suspect = following_of(
+                letter, suspect, fresh, none, count, verdict, judged, CONSUMERS
             )
-            mail_tile(tile, count, mail, mail_full, mail_empty)
-        elif PACKED:
-            tile, sequence = opened(fresh)
+            mail_tile(letter, count + PACKED, mail, mail_full, mail_empty)
         else:
-            tile = fresh
+            letter = fresh
         count += 1
 
 
@@ -227,18 +225,18 @@ def _consumer(
     HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
     if WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
-    tile = gl.program_id(0)
-    sequence = None
+    letter = gl.program_id(0)
+    none = first_letter(tiles * heads, PACKED)
     if PACKED:
-        tile, sequence = opened(next_tile(tile, 0, mail, mail_full, mail_empty, DYNAMIC))
+        letter = next_tile(letter, 0, mail, mail_full, mail_empty, DYNAMIC)
     count = 0
     base = 0  # item of this tile's first K
-    while tile < tiles * heads:
-        place = tile
+    while letter < none:
+        place = letter
         if HIDES:
-            place = gl.maximum(tile, -1 - tile)
+            place = gl.maximum(letter, -1 - letter)
         batch, head, tile_row, batch_q, _, rows, keys, line = rows_of_tile(
-            place, sequence, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+            opened(place, PACKED), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
             HAS_RIGHT, PACKED,
         )  # fmt: skip
         start, end, lo, hi = range_of(
@@ -266,9 +264,9 @@ def _consumer(
         given = ()
         if HIDES:
             given = given_of(
-                scores, tile < 0, batch, head, tile_row, WG, len_q,
+                scores, letter < 0, batch, head, tile_row, WG, rows,
                 gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT), BIAS_MODE, BIAS_VECTOR, MASK_MODE,
-                MASK_VECTOR,
+                MASK_VECTOR, PACKED,
             )  # fmt: skip
             clear_if_careful(
                 rings, ring_full, base, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi, given, WG,
@@ -364,7 +362,7 @@ def _consumer(
         at = (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
         spoilt: gl.constexpr = 0
         if HIDES:
-            spoilt = judge(acc, count, scores[6], scores[7], WG, CONSUMERS, tile < 0)
+            spoilt = judge(acc, count, scores[6], scores[7], WG, CONSUMERS, letter < 0)
         if STORE_TMA:
             store_out(
                 o_desc, q_smem.index(buffer), o_ptr + at, o_row_stride, o, batch_q, head, row, rows,
@@ -372,9 +370,7 @@ def _consumer(
             )  # fmt: skip
         else:
             store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
-        tile = next_tile(tile, count + PACKED, mail, mail_full, mail_empty, DYNAMIC or HIDES)
-        if PACKED:
-            tile, sequence = opened(tile)
+        letter = next_tile(letter, count + PACKED, mail, mail_full, mail_empty, DYNAMIC or HIDES)
         count += 1
     if WG == 0:
         turn_begin(WG)  # nobody is left waiting for the last turn that was passed on
@@ -413,7 +409,7 @@ def attention_fwd_kernel(
     D: gl.constexpr = k_desc.block_type.shape[3]
     PACKED: gl.constexpr = cu_q is not None
     DYNAMIC: gl.constexpr = HAS_RIGHT or HAS_LENGTHS or PACKED
-    gl.static_assert(not PACKED or BIAS_MODE + MASK_MODE == 0)
+    gl.static_assert(not PACKED or (BIAS_MODE < 3 and MASK_MODE < 3))
     Q_BUFFERS: gl.constexpr = 2 if STORE_TMA else 1
     dtype: gl.constexpr = q_desc.dtype
     bars: gl.constexpr = mbarrier.MBarrierLayout()

@@ -74,6 +74,7 @@ _DROPOUT = _Form("dropout", dropout_p=0.1)
 _CAUSAL_DROPOUT = _Form("causal-dropout", Band(right_top=0), dropout_p=0.1)
 _MASK = _Form("mask", has_mask=True, mask_mode=3)
 _ROW_MASK = _Form("row-mask", has_mask=True, mask_mode=1)
+_PACKED_BIAS = _Form("packed-bias", has_bias=True, is_packed=True)
 _RIDING = replace(_TENSORS, name="window-lengths-mask-riding-bias", bias_mode=3)
 
 
@@ -205,7 +206,7 @@ _GLUON_CASES = (
     (torch.bfloat16, 16, (_WINDOW,)),
     (torch.float16, 32, (_LENGTHS, _CAUSAL, _TENSORS)),
     (torch.bfloat16, 64, (_FULL, _RAGGED, _CAUSAL, _LONG_CAUSAL, _CAUSAL_LENGTHS, _WINDOW)),
-    (torch.bfloat16, 64, _ALL_PACKED),
+    (torch.bfloat16, 64, (*_ALL_PACKED, _PACKED_BIAS)),
     (torch.bfloat16, 64, (_DROPOUT, _CAUSAL_DROPOUT)),
     (torch.bfloat16, 128, (_DROPOUT, _CAUSAL_DROPOUT)),
     (torch.bfloat16, 64, (_BIAS, _CAUSAL_BIAS, _FLOAT_BIAS, _ROW_BIAS, _MASK, _ROW_MASK)),

@@ -168,7 +168,7 @@ def begins_aligned(problem: AttentionProblem, itemsize: int) -> bool:
     The TMA unit begins nowhere else (an illegal instruction on an H100), and blocks are laid from
     the right end of what a tile sees: `range_of`.
     """
-    if problem.has_key_lengths:
+    if problem.has_key_lengths or problem.packed:
         return False
     ends = [problem.len_k]
     if problem.band.has_right:

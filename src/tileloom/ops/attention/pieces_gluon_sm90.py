@@ -45,17 +45,18 @@ def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, HAS_RIG
 
 @gluon.jit
 def rows_of_tile(
-    tile, sequence, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
+    place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
     HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """What `tile_of` gives, and of packed sequences (`pieces_packed.py`) their places and lengths.
 
-    Their `sequence` is searched for where it is None.
+    `place` has the tile and its sequence, which is searched for where it is None.
 
     Returns batch (the sequence), head and first row, which may be negative; the batch's index in
     descriptors of queries and of keys; its lengths, that of queries -1 for a tile without rows; and
     of packed sequences the place of row 0 in LSE.
     """
+    tile, sequence = place
     if PACKED:
         cu_q, cu_k, sequences, total_q, total_k = packed
         # Sequence by sequence, the heads of a section side by side: the last tiles are short ones.
@@ -86,7 +87,7 @@ def live_tile(
 ):  # fmt: skip
     """The first tile with rows, of this one and those that are drawn after it, or none.
 
-    Of packed sequences with the sequence in the upper 32 bits.
+    Of packed sequences a letter: the tile in the upper 32 bits, the sequence in the lower.
     """
     if PACKED:
         sequence = gl.to_tensor(0)
@@ -95,21 +96,33 @@ def live_tile(
             is_dead = gl.to_tensor(0)
             if tile < tiles * heads:
                 sequence, _, _, _, _, rows, _, _ = rows_of_tile(
-                    tile, None, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
+                    (tile, None), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
                     HAS_RIGHT, PACKED,
                 )  # fmt: skip
                 if rows < 0:
                     is_dead = gl.to_tensor(1)
                     tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        return tile.to(gl.int64) | (sequence.to(gl.int64) << 32)
+        return (tile.to(gl.int64) << 32) | sequence.to(gl.int64)
     else:
         return tile
 
 
 @gluon.jit
-def opened(letter):
-    """Tile and sequence of what `live_tile` gives for packed sequences."""
-    return (letter & 0xFFFFFFFF).to(gl.int32), letter >> 32
+def opened(letter, PACKED: gl.constexpr):
+    """Tile and sequence of what `live_tile` gives."""
+    if PACKED:
+        return (letter >> 32).to(gl.int32), letter & 0xFFFFFFFF
+    else:
+        return letter, 0
+
+
+@gluon.jit
+def first_letter(tile, PACKED: gl.constexpr):
+    """The least of what `live_tile` may give for a tile."""
+    if PACKED:
+        return tile.to(gl.int64) << 32
+    else:
+        return tile
 
 
 @gluon.jit
@@ -350,10 +363,11 @@ def store_out(
 ):  # fmt: skip
     """Write O by TMA, unless it is spoilt; from registers if it begins before a packed sequence."""
     if PACKED:
-        if row >= 0:  # TMA stores nothing that begins before row 0
-            store_shared(o_desc, smem, o, batch, head, row)
-        else:
+        if row < 0:  # TMA stores nothing that begins before row 0
             store_registers(o_ptr, o_row_stride, o, row, len_q, head_dim_8)
+        else:
+            if spoilt == 0:
+                store_shared(o_desc, smem, o, batch, head, row)
     else:
         if spoilt == 0:
             store_shared(o_desc, smem, o, batch, head, row)

@@ -109,16 +109,20 @@ def head_at(pointer, batch, head, stride_b, stride_h, VECTOR: gl.constexpr):
 
 
 @gluon.jit
-def rows_at(place, row, len_q, stride_q, like, MODE: gl.constexpr, VECTOR: gl.constexpr):
+def rows_at(
+    place, row, len_q, stride_q, like, MODE: gl.constexpr, VECTOR: gl.constexpr,
+    PACKED: gl.constexpr,
+):  # fmt: skip
     """Where key 0 of each row lies, `[64]`, given that of row 0; that itself in mode 1.
 
-    Rows that are not there are the last one.
+    Rows that are not there are the last one, and before packed sequences the first.
     """
     UNIT: gl.constexpr = VECTOR if VECTOR > 0 else 1
     if MODE == 2:
         L: gl.constexpr = gl.reshape(like, [like.shape[0], like.shape[1] // 8, 8]).type.layout
         i = row + gl.arange(0, like.shape[0], gl.SliceLayout(1, gl.SliceLayout(2, L)))
-        place = place + gl.minimum(i, len_q - 1).to(gl.int64) * (stride_q * UNIT)
+        i = gl.maximum(i, 0) if PACKED else gl.minimum(i, len_q - 1)
+        place = place + i.to(gl.int64) * (stride_q * UNIT)
     return place
 
 
@@ -126,6 +130,7 @@ def rows_at(place, row, len_q, stride_q, like, MODE: gl.constexpr, VECTOR: gl.co
 def given_of(
     scores, careful, batch, head, tile_row, WG: gl.constexpr, len_q, like, BIAS_MODE: gl.constexpr,
     BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr,
+    PACKED: gl.constexpr,
 ):  # fmt: skip
     """What the steps of a tile want of bias and mask; see `block_softmax`, `clear_if_careful`."""
     _, _, _, ride, full, empty, _, _ = scores[:8]
@@ -133,8 +138,8 @@ def given_of(
     row = tile_row + 64 * WG
     bias = head_at(bias, batch, head, bias_b, bias_h, BIAS_VECTOR)
     mask = head_at(mask, batch, head, mask_b, mask_h, MASK_VECTOR)
-    bias_at = rows_at(bias, row, len_q, bias_q, like, BIAS_MODE, BIAS_VECTOR)
-    mask_at = rows_at(mask, row, len_q, mask_q, like, MASK_MODE, MASK_VECTOR)
+    bias_at = rows_at(bias, row, len_q, bias_q, like, BIAS_MODE, BIAS_VECTOR, PACKED)
+    mask_at = rows_at(mask, row, len_q, mask_q, like, MASK_MODE, MASK_VECTOR, PACKED)
     return (
         careful, tile_row, len_q, bias, bias_at, bias_q, bias_k, mask, mask_at, mask_q, mask_k,
         ride, full, empty,
@@ -297,7 +302,8 @@ def clear_unseen(
             for part in range(CONSUMERS):
                 i = tile_row + part * 64 + gl.arange(0, 64, gl.SliceLayout(1, L))
                 i_at = gl.expand_dims(i.to(gl.int64), 1)
-                shown = gl.expand_dims(i < len_q, 1) & gl.expand_dims(j >= 0, 0)
+                there = (i >= 0) & (i < len_q)
+                shown = gl.expand_dims(there, 1) & gl.expand_dims(j >= 0, 0)
                 if HAS_RIGHT:
                     shown = shown & (gl.expand_dims(j, 0) <= gl.expand_dims(i + hi, 1))
                 if HAS_LEFT:

@@ -67,6 +67,8 @@ class VarlenCase:
     input_scale: float = 1.0
     spare: int = 0
     """By how much max_q and max_k are above the longest sequence."""
+    hide: slice | None = None
+    """Keys that mask or bias hides from every row; those of the first sequence hold NaN."""
 
     @property
     def case(self) -> Case:
@@ -96,6 +98,9 @@ class VarlenCase:
         q, k, v = (
             self.case.tensor(name, text, layout=self.layout, device=device) for name, text in dims
         )
+        if self.hide is not None:
+            for tensor in (k, v):
+                tensor[: self.lens_k[0]][self.hide] = float("nan")
         options = dict(self.options)
         if self.mask is not None:
             is_value = isinstance(self.mask, Mask)
@@ -232,12 +237,26 @@ def key_lengths(*values: int, then: Mask | None = None) -> Extra:
 
 def visible(*dims: str) -> Extra:
     """A random bool mask over the named dimensions of S, H, Q and K, of size 1 in the others."""
-    return lambda case, device: (_drawn(case, dims, 7) > -0.3).to(device)
+
+    def make(case: VarlenCase, device: torch.device) -> torch.Tensor:
+        shown = _drawn(case, dims, 7) > -0.3
+        if case.hide is not None:
+            shown[..., case.hide] = False
+        return shown.to(device)
+
+    return make
 
 
 def added(*dims: str, dtype: torch.dtype | None = None) -> Extra:
     """A random bias over the named dimensions of S, H, Q and K, of size 1 in the others."""
-    return lambda case, device: _drawn(case, dims, 11).to(dtype or case.dtype).to(device)
+
+    def make(case: VarlenCase, device: torch.device) -> torch.Tensor:
+        bias = _drawn(case, dims, 11)
+        if case.hide is not None:
+            bias[..., case.hide] = float("-inf")
+        return bias.to(dtype or case.dtype).to(device)
+
+    return make
 
 
 def _drawn(case: VarlenCase, dims: tuple[str, ...], seed: int) -> torch.Tensor:
@@ -290,6 +309,10 @@ SHOWN = [
     ),
     VarlenCase("mask", *_UNEVEN, mask=visible("S", "Q", "K"), spare=3),
     VarlenCase("mask-of-keys", *_UNEVEN, mask=visible("H", "K")),
+    VarlenCase(
+        "mask-nan", (150, 0, 3, 140), (170, 5, 0, 31), (2, 1, 64, 64), mask=visible("S", "Q", "K"),
+        hide=slice(33, 61),
+    ),
 ]  # fmt: skip
 BIASED = [
     VarlenCase("bias-whole", *_UNEVEN, bias=added("S", "H", "Q", "K"), spare=5),
@@ -299,6 +322,10 @@ BIASED = [
         mask=masks.causal("bottom_right"),
     ),
     VarlenCase("bias-of-rows", *_UNEVEN, bias=added("H", "Q")),
+    VarlenCase(
+        "bias-mask-nan", *_UNEVEN, (2, 1, 72, 40), BF16, mask=visible("H", "K"),
+        bias=added("H", "Q", "K"), hide=slice(20, 50),
+    ),
 ]  # fmt: skip
 DROPPED = [
     VarlenCase("M3-dropout", *_UNEVEN, options={"dropout_p": 0.3}),

@@ -89,7 +89,8 @@ def hopper_plays() -> list[Play]:
         sizes = (2, 1, *head_dims(spec))
         lens = ((rows, 0, 30, 65), (keys, 5, 0, 41))
         options = {"dropout_p": 0.3} if spec.constexprs.get("DROPOUT") else {}
-        case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask, options=options)
+        bias = cases.added("H", "Q", "K") if spec.constexprs.get("BIAS_MODE") else None
+        case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask, bias=bias, options=options)
         plays.append(Play(case, config, backward, name=spec.name))
     return plays
 

@@ -39,6 +39,17 @@ LARGE = [
         ("window", masks.window(100, 30, anchor="bottom_right")),
     )
 ]
+LARGE += [
+    VarlenCase(
+        f"large-{name}-{d}", _LONG, _LONG[::-1], (4, 2, d, d), BF16, **own, spare=7,
+    )
+    for d in (64, 128, 256)
+    for name, own in (
+        ("bias", {"bias": cases.added("H", "Q", "K")}),
+        ("bias-of-keys", {"bias": cases.added("S", "K"), "mask": masks.causal("bottom_right")}),
+        ("mask-nan", {"mask": cases.visible("S", "Q", "K"), "hide": slice(70, 200)}),
+    )
+]  # fmt: skip
 CASES = [case for group in cases.GROUPS.values() for case in group] + LARGE
 
 
