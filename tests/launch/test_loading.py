@@ -34,6 +34,11 @@ def test_a_kernel_is_found_by_its_name_in_the_cache(kernel):
     found = kernel.cached(config(64), 90, made.hash)
     assert (found.hash, found.kernel) == (made.hash, made.kernel)
     assert kernel.cached(config(64), 90, "0" * 64) is None
+    from triton import knobs
+
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        assert kernel.cached(config(64), 90, made.hash) is None
 
 
 def test_a_loaded_kernel_is_launched_by_tritons_own_launcher_too(kernel, cuda):

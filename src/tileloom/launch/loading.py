@@ -16,11 +16,16 @@ def cached(source: Any, key: str) -> Any:
         key: The `hash` of Triton's CompiledKernel in the process that compiled it.
 
     Returns:
-        The CompiledKernel; None if the cache does not have it.
+        The CompiledKernel; None if the cache does not have it, or if Triton is told to compile
+        always, to take files in place of what it makes, or to tell somebody of each kernel.
     """
+    from triton import knobs
     from triton.compiler.compiler import CompiledKernel
     from triton.runtime.cache import get_cache_manager
 
+    settings: Any = knobs.compilation
+    if settings.always_compile or settings.override or settings.listener is not None:
+        return None
     name = f"{source.name[:150]}.json"
     group = get_cache_manager(key).get_group(name) or {}
     return CompiledKernel(source, group, key) if name in group else None
