@@ -419,6 +419,15 @@ WRONG = {
         "tuning: the config XBLOCK: 64, num_warps: 4, num_stages: 3 sets XBLOCK to '64'; a block "
         "of 'plain_kernel' is a power of two. Try: XBLOCK=128.",
     ),
+    "a part of a row that is held whole": (
+        lambda: tuning.persistent_reduction(
+            sizes={"x": "rows", "r": "cols"}, configs=[{"XBLOCK": 1, "R0_BLOCK": 256}]
+        )(row_max.fn),
+        OptionError,
+        "tuning: the config XBLOCK: 1, R0_BLOCK: 256, num_warps: 4, num_stages: 3 sets R0_BLOCK, "
+        "but a persistent reduction holds each row whole: it is the row's size rounded up. Try: "
+        "leave it out of configs.",
+    ),
     "a constant that is a list": (
         lambda: Config({"XBLOCK": [64]}),
         OptionError,

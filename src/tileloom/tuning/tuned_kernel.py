@@ -320,6 +320,15 @@ class TunedKernel:
                     f"{', '.join(sorted(needed))}, and may set {', '.join(sorted(constant))}. "
                     "Try: these names."
                 )
+            whole = sorted(
+                {block_name(d) for d in self.sizes if is_reduced(d)} & set(config.kwargs)
+            )
+            if whole and self.kind == "persistent_reduction":
+                raise OptionError(
+                    f"tuning: the config {config} sets {whole[0]}, but a persistent reduction "
+                    "holds each row whole: it is the row's size rounded up. Try: leave it out of "
+                    "configs."
+                )
             for name in sorted(config.kwargs.keys() & (needed | set(_BLOCKS))):
                 value = config.kwargs[name]
                 if type(value) is not int or value < 1 or value & (value - 1):
