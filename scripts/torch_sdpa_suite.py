@@ -117,9 +117,20 @@ def pytest_configure(config: Any) -> None:
         torch_sdpa.register(float32=True)
 
 
+_FORM = re.compile(r"head_dim_\d+|is_causal_\w+?_|dropout_p_\d+_\d+|b?float\d+$")
+
+
+def _form(name: str) -> list[str]:
+    """What kernels a test of many parameters needs: its name without sizes."""
+    return [name.partition("_batch_size")[0], *reversed(_FORM.findall(name))]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Keep the tests that are meant, each N-th of those with many parameters."""
+    """Keep the tests that are meant, each N-th of those with many parameters.
+
+    Those that need the same kernels come together, so that few processes compile the same ones.
+    """
     every, names = config.getoption("--every"), config.getoption("--names")
     if names:
         wanted = set(Path(names).read_text().split())
@@ -134,7 +145,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         if seen[name] % every == 0:
             kept.append(item)
         seen[name] += 1
-    items[:] = kept
+    items[:] = sorted(kept, key=lambda item: _form(item.name))
 
 
 def pytest_sessionfinish(session: Any) -> None:
@@ -202,7 +213,7 @@ def run(arguments: argparse.Namespace, folder: Path, names: Iterable[str] = ()) 
     if arguments.k:
         command += ["-k", arguments.k]
     if arguments.n:
-        command += ["-n", str(arguments.n)]
+        command += ["-n", str(arguments.n), "--dist", "worksteal"]
     if names:
         (folder / "names").write_text("\n".join(names))
         command += ["--names", str(folder / "names")]

@@ -73,7 +73,18 @@ def test_the_tests_that_are_meant_are_chosen_each_nth(script):
     config = SimpleNamespace(getoption=options.get)
     script.pytest_collection_modifyitems(config, items)
     chosen = [item.name for item in items]
-    assert chosen == [*(f"test_mem_eff_{i}_cuda" for i in (0, 2, 4)), "test_fused_sdp_choice_cuda"]
+    assert chosen == ["test_fused_sdp_choice_cuda", *(f"test_mem_eff_{i}_cuda" for i in (0, 2, 4))]
+
+
+def test_tests_of_the_same_kernels_come_together(script):
+    form = "test_mem_efficient_attention_vs_math_ref_grads_batch_size_{}_seq_len_q_8_head_dim_{}_"
+    form += "is_causal_{}_dropout_p_0_22_float16_scale_l1_cuda_float16"
+    places = [(b, d, c) for b in (1, 8) for d in (16, 128) for c in (False, True)]
+    items = [SimpleNamespace(name=form.format(*place)) for place in places]
+    options = {"--every": 1, "--names": ""}
+    script.pytest_collection_modifyitems(SimpleNamespace(getoption=options.get), items)
+    together = [form.format(b, d, c) for c in (False, True) for d in (128, 16) for b in (1, 8)]
+    assert [item.name for item in items] == together
 
 
 def test_what_fails_only_with_tileloom_is_a_failure_unless_it_pins_a_fault(script):

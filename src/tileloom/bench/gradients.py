@@ -37,20 +37,23 @@ def backward_call(contender: Contender, case: AttentionCase, inputs: Inputs) -> 
 
 
 def joined(tensor: torch.Tensor) -> torch.Tensor:
-    """Join 16 rows to one, over all leading dimensions; the last takes its 16 again if need be.
+    """Join 16 rows or some more to one, over all leading dimensions: windows laid evenly.
 
     A row that sees two keys, or one that a single label dominates, has the error of one element:
-    the baseline's may be small by luck, and its RMS says nothing about another's.
+    the baseline's may be small by luck, and its RMS says nothing about another's. Where 16 does not
+    divide the rows, the windows are a little longer and overlap, so that the last one is no
+    remainder with a few rows of its own.
     """
     if tensor.dim() < 2 or tensor.numel() == 0:
         return tensor.reshape(1, -1)
     flat = tensor.flatten(0, -2)
-    if flat.shape[0] <= _TOGETHER:
-        return flat.reshape(1, -1)
-    whole = flat.shape[0] // _TOGETHER * _TOGETHER
-    if whole < flat.shape[0]:
-        flat = torch.cat((flat[:whole], flat[-_TOGETHER:]))
-    return flat.reshape(-1, _TOGETHER * flat.shape[1])
+    rows = flat.shape[0]
+    windows = max(rows // _TOGETHER, 1)
+    length = -(-rows // windows)
+    if windows * length > rows:
+        starts = torch.arange(windows) * (rows - length) // max(windows - 1, 1)
+        flat = flat[(starts[:, None] + torch.arange(length)).flatten().to(flat.device)]
+    return flat.reshape(windows, -1)
 
 
 def head_gradients(

@@ -20,6 +20,7 @@ from tests.ops.attention.emulated import Call, head_dims
 from tileloom import masks
 from tileloom.launch.aot import KernelSpec
 from tileloom.ops import record_choices
+from tileloom.ops.attention.backward import attention_bwd
 from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
@@ -37,6 +38,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     dims, rows, stages = head_dims(spec), int(found[2]), int(found[3])
     keys = 64 if max(dims) > 128 else 128
     c = spec.constexprs
+    is_ordered = "progress" not in c
     len_q, len_k = rows * stages + 7, 2 * keys + 37
     has_tiles = TILE in (c["BIAS"], c["MASK"])
     if has_tiles:
@@ -62,8 +64,8 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
         options={"dropout_p": 0.3, "philox": _STATE} if c["DROPOUT"] else {},
         hide=slice(5, 6) if has_tiles else None,
     )  # fmt: skip
-    forward = GluonSm90Config()
-    return Call(spec.name, case, forward, "sm_90a"), GluonSm90BackwardConfig(rows, stages)
+    config = GluonSm90BackwardConfig(rows, stages, is_ordered)
+    return Call(spec.name, case, GluonSm90Config(), "sm_90a"), config
 
 
 def _with_tensor(mask: cases.Extra, shape: tuple[int, ...]) -> cases.Extra:
@@ -96,9 +98,43 @@ def checked(inputs: cases.Inputs, config: GluonSm90BackwardConfig) -> None:
     gradients.check(inputs, given, results)
 
 
+def check_order(config: GluonSm90BackwardConfig, sizes: tuple[int, ...], device: str) -> None:
+    """See from dQ's bits that blocks of keys have added to it in turn, the last keys first.
+
+    One key of each block has a gradient: dS = 1 and a row of K that is, column by column, a small
+    number or a large one, and each large one comes with both signs: in float32 nearly every other
+    order has another sum. `sizes`: B, H, Lq, blocks, head dim.
+    """
+    batch, heads, len_q, blocks, dim = sizes
+    width = 64 if dim > 128 else 128
+    generator = torch.Generator().manual_seed(0)
+    large = 2.0 ** torch.arange(24, 24 + blocks // 3)
+    small = torch.arange(1.0, 1 + blocks - 2 * len(large))
+    places = torch.rand(batch, heads, blocks, dim, generator=generator).argsort(2)
+    numbers = torch.cat((large, -large, small))[places]
+    k = torch.zeros(batch, heads, blocks * width, dim, dtype=BF16, device=device)
+    v, q = torch.zeros_like(k), torch.zeros(batch, heads, len_q, dim, dtype=BF16, device=device)
+    k[:, :, ::width] = numbers.to(k)
+    v[:, :, ::width, 0] = 1.0
+    dout, lse = torch.zeros_like(q), torch.zeros(batch, heads, len_q, device=device)
+    dout[..., 0] = 1.0
+    dq, *_ = attention_bwd(
+        dout, None, q, k, v, torch.zeros_like(q), lse, None, None, None,
+        None, None, None, 0, 1.0, 0.0, None, None, True, True, False, config.encode(),
+    )  # fmt: skip
+    right = torch.zeros(batch, heads, dim)
+    for block in reversed(range(blocks)):
+        right += numbers[:, :, block]
+    seen = dq[:, :, max(len_q - width, 0) :].cpu()  # rows that see a key of the last block
+    assert torch.equal(seen, right[:, :, None].to(BF16).expand_as(seen))
+
+
 def _run(spec: KernelSpec) -> None:
     call, config = call_of(spec)
     checked(call.inputs(), config)
+    if config.ordered:
+        _, _, _, _, _, dim, _ = call.case.sizes
+        check_order(config, (1, 2, 200, 5, dim), "cpu")
 
 
 # What `tileloom check` runs: every path of both kernels that synchronises.
@@ -106,6 +142,7 @@ _FORMS = (
     "d128-full-bf16-64x2", "d64-causal-bf16-128x2", "d256-window-lengths-bf16-64x2",
     "d128-window-lengths-bias-mask-bf16-64x2", "d64-bias-bf16-64x2", "d256-bias-bf16-64x2",
     "d256-causal-bias-of-keys-bf16-64x2", "d256-causal-bias-dropout-bf16-64x2",
+    "d128-causal-ordered-bf16-64x2", "d256-causal-ordered-bf16-64x2",
 )  # fmt: skip
 CASES = {
     form: partial(_run, spec)

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.ops.attention import cases
+from tests.ops.attention import cases, gradients
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 from tests.ops.attention.emulated import SCHEDULES
-from tests.ops.attention.emulated_backward import SPECS, call_of, checked, modes_of
+from tests.ops.attention.emulated_backward import SPECS, call_of, check_order, checked, modes_of
 
 import tileloom
 from tileloom import emulator, masks
@@ -82,6 +82,7 @@ def test_awkward_sizes_and_bands(sizes, mask, dtype):
     _played(inputs, config, "ttgir", "random", 3)
 
 
+_LAST = masks.causal("bottom_right")
 _WINDOW = masks.window(70, 9, anchor="bottom_right")
 _WIDE, _NARROW = (1, 2, 1, 71, 136, 136, 136), (2, 2, 1, 71, 136, 64, 64)
 _PHILOX = {"dropout_p": 0.3, "philox": (torch.tensor(7), torch.tensor(6))}  # no multiple of 4
@@ -186,8 +187,8 @@ def test_reasons_and_texts():
     assert "bytes of shared memory" in "; ".join(
         GluonSm90BackwardConfig(64, 5).reasons_against(problem, H100)
     )
-    config = GluonSm90BackwardConfig(128, 3)
-    assert decode_backward(config.encode()) == config
+    for config in (GluonSm90BackwardConfig(128, 3), GluonSm90BackwardConfig(64, 2, True)):
+        assert decode_backward(config.encode()) == config
     assert isinstance(decode_backward("reference"), ReferenceConfig)
 
 
@@ -199,8 +200,59 @@ def deterministic():
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_deterministic_algorithms_take_the_portable_backward():
-    problem = cases.problem_of(AttentionCase("p", (1, 1, 1, 64, 64, 64, 64), BF16).inputs())
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_deterministic_algorithms_take_the_fixed_order(dim):
+    problem = cases.problem_of(AttentionCase("p", (1, 1, 1, 64, 64, dim, dim), BF16).inputs())
     choice = choose_backward(problem, H100)
-    assert choice.backend == "triton"
-    assert "no fixed order" in choice.refused["gluon_sm90"][0]
+    assert choice.config == GluonSm90BackwardConfig(128 if dim == 64 else 64, 2, ordered=True)
+    why = GluonSm90BackwardConfig().reasons_against(problem, H100)
+    assert why == (
+        "ordered is False: it adds up dQ in no fixed order, and deterministic algorithms are asked "
+        "for",
+    )
+
+
+_FULL = AttentionCase("full", (1, 2, 1, 130, 270, 136, 136), FP16)
+_ORDERED = [
+    _FULL,
+    AttentionCase("causal", (1, 2, 1, 140, 390, 64, 64), FP16, mask=cases.shown_by(_LAST)),
+    AttentionCase(
+        "window-lengths", (2, 2, 1, 70, 520, 128, 128), FP16,
+        mask=cases.lengths(520, 201, then=masks.window(300, 30, anchor="bottom_right")),
+    ),
+]  # fmt: skip
+
+
+def _dq_of_schedules(case, ordered):
+    inputs = case.inputs()
+    given = gradients.upstream(inputs)
+    config = replace(gluon_backward_rule(cases.problem_of(inputs)), ordered=ordered)
+    found = []
+    for seed in range(3):
+        with emulator.run(level="ttgir", schedule="random", seed=seed, sms=8) as run:
+            results = gradients.of_operator(inputs, given, config.encode())
+        assert [r.text() for r in run.reports if r.severity != "info"] == []
+        found.append(results[0])
+    gradients.check(inputs, given, results)
+    return found
+
+
+@pytest.mark.parametrize("case", _ORDERED, ids=lambda case: case.id)
+def test_a_fixed_order_gives_the_same_bits_under_every_schedule(case):
+    first, *others = _dq_of_schedules(case, ordered=True)
+    assert all(torch.equal(dq, first) for dq in others)
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_the_last_keys_are_added_first(dim):
+    config = GluonSm90BackwardConfig(64, 2, ordered=True)
+    for schedule, seed in SCHEDULES:
+        with emulator.run(level="ttgir", schedule=schedule, seed=seed, sms=8):
+            check_order(config, (1, 2, 200, 5, dim), "cpu")
+    with emulator.run(level="ttgir", sms=1), pytest.raises(AssertionError):
+        check_order(replace(config, ordered=False), (1, 2, 200, 5, dim), "cpu")
+
+
+def test_no_fixed_order_gives_other_bits_under_other_schedules():
+    first, *others = _dq_of_schedules(_FULL, ordered=False)
+    assert not all(torch.equal(dq, first) for dq in others)

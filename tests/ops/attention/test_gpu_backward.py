@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ops.attention import cases, gradients, warm
+from tests.ops.attention import cases, emulated_backward, gradients, warm
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 from tests.ops.attention.dropout import check_gradients, drawn_at, recovered_backward
 
@@ -390,16 +390,20 @@ def deterministic():
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("form", ["A17", "bias", "lengths"])
-def test_a17_one_hundred_runs_give_the_same_bits(form):
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("form", ["A17", "full", "bias", "lengths", "dropout"])
+def test_a17_one_hundred_runs_give_the_same_bits(form, dim):
     """Under PyTorch's switch, beside matrix products on another stream."""
     fields: dict[str, Any] = {
         "A17": {"options": _CAUSAL},
-        "bias": {"bias": cases.added((2048,))},
+        "full": {},
+        "dropout": {},
+        "bias": {"bias": cases.added((1, 2048))},
         "lengths": {"mask": cases.lengths(1000, dtype=torch.int32, then=masks.window(300, 20))},
     }[form]
     length = 4096 if form == "A17" else 2048
-    inputs = AttentionCase(form, (1, 8, 2, length, length, 128, 128), BF16, **fields).inputs("cuda")
+    inputs = AttentionCase(form, (1, 8, 2, length, length, dim, dim), BF16, **fields).inputs("cuda")
+    options = {"dropout_p": 0.2} if form == "dropout" else {}
     given = gradients.upstream(inputs)
     load, beside = torch.randn((2048, 2048), device="cuda"), torch.cuda.Stream()
     first = None
@@ -407,10 +411,24 @@ def test_a17_one_hundred_runs_give_the_same_bits(form):
         for _ in range(100):
             with torch.cuda.stream(beside):
                 load @ load
-            results = gradients.of_attention(inputs, given)
+            torch.manual_seed(3)
+            results = gradients.of_attention(inputs, given, **options)
             first = first or results
             assert all(torch.equal(a, b) for a, b in zip(first, results))
-    assert {choice.backend for choice in made if choice.op == "attention_bwd"} == {"triton"}
+    assert {choice.backend for choice in made if choice.op == "attention_bwd"} == {"gluon_sm90"}
+    if not options:
+        gradients.check(inputs, given, first)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_a_fixed_order_adds_the_last_keys_first(dim):
+    rows = 128 if dim == 64 else 64
+    for _ in range(20):
+        config = GluonSm90BackwardConfig(rows, 2, ordered=True)
+        emulated_backward.check_order(config, (3, 5, 4000, 24, dim), "cuda")
+    free = GluonSm90BackwardConfig(rows, 2)
+    with pytest.raises(AssertionError):
+        emulated_backward.check_order(free, (3, 5, 4000, 24, dim), "cuda")
 
 
 def test_a_cuda_graph_replays_forward_and_backward(backend):

@@ -55,10 +55,12 @@ class Allocations(TorchDispatchMode):
 
 def gluon_bytes(case, config):
     """The formula of `launch_gluon_sm90_bwd`, from the sizes of a case."""
-    batch, heads_q, _, len_q, _, head_dim, _ = case.sizes
+    batch, heads_q, heads_kv, len_q, len_k, head_dim, _ = case.sizes
     width = 64 if head_dim <= 64 else 128 if head_dim <= 128 else 256
     rows = 64 if width == 256 else config.block_m
-    return 4 * batch * heads_q * math.ceil(len_q / rows) * rows * (width + 2)
+    blocks = batch * heads_kv * math.ceil(len_k / (64 if width == 256 else 128))
+    turns = 4 * (blocks + 1) if config.ordered else 0
+    return 4 * batch * heads_q * math.ceil(len_q / rows) * rows * (width + 2) + turns
 
 
 def triton_bytes(case, has_bias):
@@ -91,6 +93,7 @@ def allocated(case, config, *, sms=2, is_causal=False):
         ((7, 2, 1, 70, 130, 64, 64), GluonSm90BackwardConfig(64, 2)),
         ((1, 2, 2, 150, 150, 128, 128), GluonSm90BackwardConfig()),
         ((1, 2, 1, 70, 70, 160, 160), GluonSm90BackwardConfig()),
+        ((3, 2, 1, 70, 130, 64, 64), GluonSm90BackwardConfig(128, 2, ordered=True)),
     ],
 )
 def test_the_hopper_backward(sizes, config, is_causal):

@@ -128,8 +128,8 @@ def attention(
         captured, under `torch.compile` and on the CPU, the seed is drawn by `torch.randint` on q's
         device: each replay has a new one. A backward has the mask of its forward.
     Determinism: bitwise repeatable in every backend on a GPU, gradients included, but for dq of the
-        Hopper backward, which adds it up in no fixed order; under
-        `torch.use_deterministic_algorithms(True)` the portable backward runs instead.
+        Hopper backward, which adds it up in no fixed order unless
+        `torch.use_deterministic_algorithms(True)` (or `backward_config`) asks for one.
     Gradients: of q, k, v and bias (summed to its own shape), through O and LSE. None of the second
         order; `attention_reference` has those.
     Autocast: q, k and v are cast to autocast's dtype, as by

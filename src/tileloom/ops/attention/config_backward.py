@@ -112,7 +112,7 @@ def decode_backward(text: str) -> AttentionBackwardConfig | None:
         dkv, _, dq = rest.partition(";")
         return TritonBackwardConfig(Tile.decode(dkv), Tile.decode(dq))
     if backend == "gluon_sm90":
-        return GluonSm90BackwardConfig(*(int(field) for field in rest.split(",")))
+        return GluonSm90BackwardConfig.decode(rest)
     return ReferenceConfig() if backend == "reference" else None
 
 

@@ -33,13 +33,13 @@ Who waits for whom (mbarriers, by phase; counts in brackets):
     q_full[s]    (1)      producer's TMA -> consumers: Q and -LSE / scale of slot s are there
     do_full[s]   (1)      the same for dO and -delta
     empty[s]     (256)    every consumer thread -> producer: slot s may be filled again
+    dq_full[i]   (1)      consumer i -> producer: its half of dQ may be added; these two only in
+    dq_empty     (1)      producer -> consumers: both are; a fixed order, `pieces_order_sm90.py`
 Named barrier 8 (256): both halves of dS are written. dS has two buffers: a warpgroup that writes
 one again has passed the barrier of the step between, before which the other has drained its dQ.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import triton.language as tl
 from triton.experimental import gluon
@@ -92,6 +92,7 @@ from tileloom.ops.attention.pieces_gluon_sm90_scores import (
     store_sums,
     unpoisoned,
 )
+from tileloom.ops.attention.pieces_order_sm90 import add_in_turn, order_of, program_in_turn
 from tileloom.ops.attention.pieces_philox import philox_state
 
 SHARED = gl.constexpr(8)
@@ -102,45 +103,56 @@ LOG2E = gl.constexpr(1.4426950408889634)
 def _producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
     lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q, batch_k, kv_head, group,
-    key, start, stop, missing, line, padded_q, bias, mask, scores, BLOCK_M: gl.constexpr,
-    BIAS: gl.constexpr, MASK: gl.constexpr,
+    key, start, stop, missing, line, padded_q, bias, mask, scores, order, dq_desc, dq_smem, dq_full,
+    dq_empty, BLOCK_M: gl.constexpr, BIAS: gl.constexpr, MASK: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
+    D: gl.constexpr = q_smem.type.shape[4]
     mbarrier.expect(kv_full.index(0), 2 * k_desc.block_type.nbytes)
     for w in gl.static_range(2):
         tma_load(k_desc, [batch_k, kv_head, key + 64 * w, 0], kv_full.index(0), k_smem.index(w))
     row = start
     head = kv_head * group
-    for j in range((stop - start) // BLOCK_M * group):
-        slot, phase = slot_of(j, STAGES)
-        at = [batch_q, head, row - missing, 0]
-        mbarrier.wait(empty.index(slot), phase ^ 1)
-        mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 4 * BLOCK_M)
-        tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
-        tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
-        if j == 0:
-            mbarrier.expect(kv_full.index(1), 2 * v_desc.block_type.nbytes)
-            for w in gl.static_range(2):
-                at_v = [batch_k, kv_head, key + 64 * w, 0]
-                tma_load(v_desc, at_v, kv_full.index(1), v_smem.index(w))
-        mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 4 * BLOCK_M)
-        tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
-        tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
-        if BIAS == TILE or MASK == TILE:
-            fetch_scores(bias, mask, scores, j, head, row, key, 2, BIAS, MASK)
-        head += (row + BLOCK_M == stop).to(gl.int32)
-        row, line = following(row, line, start, stop, padded_q, BLOCK_M)
+    steps = (stop - start) // BLOCK_M * group
+    first_line = line
+    seen = 0
+    for j in range(steps + 2 if ORDERED else steps):
+        if j < steps:
+            slot, phase = slot_of(j, STAGES)
+            at = [batch_q, head, row - missing, 0]
+            mbarrier.wait(empty.index(slot), phase ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 4 * BLOCK_M)
+            tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
+            tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
+            if j == 0:
+                mbarrier.expect(kv_full.index(1), 2 * v_desc.block_type.nbytes)
+                for w in gl.static_range(2):
+                    at_v = [batch_k, kv_head, key + 64 * w, 0]
+                    tma_load(v_desc, at_v, kv_full.index(1), v_smem.index(w))
+            mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 4 * BLOCK_M)
+            tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
+            tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
+            if BIAS == TILE or MASK == TILE:
+                fetch_scores(bias, mask, scores, j, head, row, key, 2, BIAS, MASK)
+            head += (row + BLOCK_M == stop).to(gl.int32)
+            row, line = following(row, line, start, stop, padded_q, BLOCK_M)
+        if ORDERED:
+            if j >= 2:  # what the consumers need to get so far has been loaded
+                seen = add_in_turn(
+                    order, j - 2, steps, start, stop, first_line, padded_q, seen, dq_desc,
+                    dq_smem, dq_full, dq_empty, BLOCK_M, D,
+                )  # fmt: skip
 
 
 @gluon.jit
 def _consumer(
     WG: gl.constexpr, own, large, given, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr,
-    MASK: gl.constexpr, DBIAS: gl.constexpr, DROPOUT: gl.constexpr,
+    MASK: gl.constexpr, DBIAS: gl.constexpr, DROPOUT: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     if BIAS == NONE and MASK == NONE:
         _walk(WG, large, 0, given, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK,
-              DBIAS, DROPOUT, False)  # fmt: skip
+              DBIAS, DROPOUT, ORDERED, False)  # fmt: skip
     else:
         k_smem, v_smem, full, block_key, first, last = own
         poison = loaded_poison(
@@ -148,22 +160,24 @@ def _consumer(
         )  # fmt: skip
         if (large[0] != 0) | (gl.sum(poison, 0) != 0.0):
             _walk(WG, large, poison, given, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS,
-                  MASK, DBIAS, DROPOUT, True)  # fmt: skip
+                  MASK, DBIAS, DROPOUT, ORDERED, True)  # fmt: skip
         else:
             _walk(WG, large, poison, given, PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS,
-                  MASK, DBIAS, DROPOUT, False)  # fmt: skip
+                  MASK, DBIAS, DROPOUT, ORDERED, False)  # fmt: skip
 
 
 @gluon.jit
 def _walk(
     WG: gl.constexpr, large, poison, given, PACKED: gl.constexpr, BLOCK_M: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr,
-    MASK: gl.constexpr, DBIAS: gl.constexpr, DROPOUT: gl.constexpr, SLOW: gl.constexpr,
+    MASK: gl.constexpr, DBIAS: gl.constexpr, DROPOUT: gl.constexpr, ORDERED: gl.constexpr,
+    SLOW: gl.constexpr,
 ):  # fmt: skip
     (dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, ds_smem,
      dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group, heads_q,
      block_key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys, dk_out,
-     dv_out, head_dims_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
+     dv_out, head_dims_8, bias, mask, scores, dbias, missing, dropout, dq_full,
+     dq_empty) = given  # fmt: skip
     HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
     COUNTS: gl.constexpr = HIDES or DROPOUT
     STAGES: gl.constexpr = q_smem.type.shape[0]
@@ -295,13 +309,19 @@ def _walk(
         dk = warpgroup_mma_init(dk)
         if j + 1 < steps:
             arrive_each_thread(empty.index(slot))
-        tma.store_wait(0)
+        if not ORDERED or DBIAS == TILE:
+            tma.store_wait(0)
+        if ORDERED:
+            mbarrier.wait(dq_empty, (j & 1) ^ 1)
         dq_smem.index(WG).store(fragment_order(dq))
         fence_async_shared()
         if (BIAS == TILE or MASK == TILE) and not SLOW:
             if j + 1 < steps:
                 release_scores(scores, j + 1, BIAS, MASK)
-        tma_reduce_add(dq_desc, [line * (D // 64) // 2 + WG * HALF // 2, 0], dq_smem.index(WG))
+        if ORDERED:
+            mbarrier.arrive(dq_full.index(WG), count=1)
+        else:
+            tma_reduce_add(dq_desc, [line * (D // 64) // 2 + WG * HALF // 2, 0], dq_smem.index(WG))
         if DBIAS == TILE:
             tma_store(dbias, [batch, head, row, key], ds_smem.index(buffer + WG))
         elif DBIAS == KEYS:
@@ -333,9 +353,8 @@ def _walk(
 
 INT32_ARGUMENTS = (
     "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
-    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "head_dim_v_8",
-    "sequences", "total_q",
-    "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
+    "left_top", "right_top", "left_bottom", "right_bottom", "heads_a_round", "head_dim_8",
+    "head_dim_v_8", "sequences", "total_q", "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
 INT64_ARGUMENTS = (
     "bias_b", "bias_h", "bias_q", "bias_k", "mask_b", "mask_h", "mask_q", "mask_k", "seed",
@@ -349,8 +368,8 @@ def attention_bwd_kernel(
     flags, lse_ptr, weight_ptr, bias, mask, dbias, seed_at, offset_at,
     seed: tl.int64, offset: tl.int64, threshold: tl.int64, keep_scale, scale, heads_q, heads_kv,
     group, len_q, len_k, padded_q, key_blocks, left_top, right_top, left_bottom, right_bottom, cu_q,
-    cu_k, dk_ptr, dv_ptr, head_dim_8, head_dim_v_8, sequences, total_q, total_k, dk_h, dk_l, dv_h,
-    dv_l,
+    cu_k, dk_ptr, dv_ptr, progress, heads_a_round, head_dim_8, head_dim_v_8, sequences, total_q,
+    total_k, dk_h, dk_l, dv_h, dv_l,
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
@@ -376,6 +395,15 @@ def attention_bwd_kernel(
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    ORDERED: gl.constexpr = progress is not None
+    dq_full = 0
+    dq_empty = 0
+    if ORDERED:
+        dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+        dq_empty = gl.allocate_shared_memory(gl.int64, [1], bars)
+        mbarrier.init(dq_full.index(0), count=1)
+        mbarrier.init(dq_full.index(1), count=1)
+        mbarrier.init(dq_empty, count=1)
     for i in gl.static_range(2):
         mbarrier.init(kv_full.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -396,8 +424,9 @@ def attention_bwd_kernel(
         packed = (cu_q, cu_k, sequences, total_q, total_k)
         dk_out = (dk_ptr, dk_h, dk_l)
         dv_out = (dv_ptr, dv_h, dv_l)
+    program = program_in_turn(progress, key_blocks, heads_a_round, PACKED, ORDERED)
     batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
-        gl.program_id(0), key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, BLOCK_M,
+        program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, BLOCK_M,
         128, PACKED,
     )  # fmt: skip
     lo, hi, end, first, last = band_of(
@@ -410,6 +439,12 @@ def attention_bwd_kernel(
         last = gl.where(key == -128, key, last)  # no key is there
     start, stop = queries_of(key, last, rows + missing, lo, hi, BLOCK_M, 128, HAS_LEFT, HAS_RIGHT)
     line += start
+    order = ()
+    if ORDERED:
+        order = order_of(
+            progress, program, key, last, rows + missing, keys, lo, hi, BLOCK_M, 128, HAS_LEFT,
+            HAS_RIGHT, PACKED,
+        )  # fmt: skip
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large = 0
@@ -436,8 +471,9 @@ def attention_bwd_kernel(
             len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
-            (seed, offset, threshold, keep_scale),
-        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT)),
+            (seed, offset, threshold, keep_scale), dq_full, dq_empty,
+        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
+            ORDERED)),
         (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
                      (has_large, lse_ptr, weight_ptr), (
             dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
@@ -446,29 +482,14 @@ def attention_bwd_kernel(
             len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
-            (seed, offset, threshold, keep_scale),
-        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT)),
+            (seed, offset, threshold, keep_scale), dq_full, dq_empty,
+        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
+            ORDERED)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
                      do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q,
                      batch_k, kv_head, group, key, start, stop, missing, line, padded_q,
                      (bias, bias_at, bias_h, bias_q, bias_k),
                      (mask, mask_at, mask_h, mask_q, mask_k),
-                     (bias_smem, mask_smem, score_full, score_empty), BLOCK_M, BIAS, MASK)),
+                     (bias_smem, mask_smem, score_full, score_empty), order, dq_desc, dq_smem,
+                     dq_full, dq_empty, BLOCK_M, BIAS, MASK, ORDERED)),
     ], [4, 1], [240, 24])  # fmt: skip
-
-
-def tile_arguments() -> dict[str, int]:
-    """Shared-memory layout of a tile `[1, 1, rows, columns]` of 64 columns or more."""
-    return {"swizzle_byte_width": 128, "element_bitwidth": 16, "rank": 4}
-
-
-def score_arguments(itemsize: int) -> dict[str, Any]:
-    """Shared-memory layout of a tile `[1, 1, rows, 64]` of bias, mask or a bias's gradient."""
-    return {
-        "swizzle_byte_width": min(128, 64 * itemsize), "element_bitwidth": 8 * itemsize, "rank": 4
-    }  # fmt: skip
-
-
-def flat_arguments(rank: int) -> dict[str, int]:
-    """Shared-memory layout of float32 numbers as they lie in global memory."""
-    return {"swizzle_byte_width": 0, "element_bitwidth": 32, "rank": rank}

@@ -23,6 +23,8 @@ Who waits for whom (mbarriers, by phase; counts in brackets):
     q_full[s]     (1)      producer's TMA -> consumers: Q and -LSE / scale of slot s are there
     do_full[s]    (1)      the same for dO and -delta
     empty[s]      (256)    every consumer thread -> producer: slot s may be filled again
+    turn[j % 2]   (1)      producer -> consumers: dQ of step j may be added; these two only in
+    added[j % 2]  (2)      consumers -> producer: it is; a fixed order, `pieces_order_sm90.py`
 Named barrier 8 (256): P^T is written; what warpgroup 0 read of dS before is read.
 Named barrier 9 (256): dS^T is written; P^T has been read.
 """
@@ -82,6 +84,12 @@ from tileloom.ops.attention.pieces_gluon_sm90_scores import (
     store_sums,
     unpoisoned,
 )
+from tileloom.ops.attention.pieces_order_sm90 import (
+    count_in_turn,
+    give_turn,
+    order_of,
+    program_in_turn,
+)
 from tileloom.ops.attention.pieces_philox import philox_state
 
 P_READY = gl.constexpr(8)
@@ -93,68 +101,77 @@ LOG2E = gl.constexpr(1.4426950408889634)
 def _producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem, do_smem,
     lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q, batch_k, kv_head,
-    group, key, start, stop, missing, line, padded_q, bias, mask, scores, BIAS: gl.constexpr,
-    MASK: gl.constexpr,
+    group, key, start, stop, missing, line, padded_q, bias, mask, scores, order, turn, added,
+    BIAS: gl.constexpr, MASK: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = q_smem.type.shape[0]
     mbarrier.expect(kv_full.index(0), k_desc.block_type.nbytes)
     tma_load(k_desc, [batch_k, kv_head, key, 0], kv_full.index(0), k_smem)
     row = start
     head = kv_head * group
-    for j in range((stop - start) // 64 * group):
-        slot, phase = slot_of(j, STAGES)
-        at = [batch_q, head, row - missing, 0]
-        mbarrier.wait(empty.index(slot), phase ^ 1)
-        mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 256)
-        tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
-        tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
-        if j == 0:
-            mbarrier.expect(kv_full.index(1), v_desc.block_type.nbytes)
-            tma_load(v_desc, [batch_k, kv_head, key, 0], kv_full.index(1), v_smem)
-        mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 256)
-        tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
-        tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
-        if BIAS == TILE or MASK == TILE:
-            fetch_scores(bias, mask, scores, j, head, row, key, 1, BIAS, MASK)
-        head += (row + 64 == stop).to(gl.int32)
-        row, line = following(row, line, start, stop, padded_q, 64)
+    steps = (stop - start) // 64 * group
+    seen = 0
+    for j in range(steps + 2 if ORDERED else steps):
+        if j < steps:
+            slot, phase = slot_of(j, STAGES)
+            at = [batch_q, head, row - missing, 0]
+            mbarrier.wait(empty.index(slot), phase ^ 1)
+            mbarrier.expect(q_full.index(slot), q_desc.block_type.nbytes + 256)
+            tma_load(q_desc, at, q_full.index(slot), q_smem.index(slot))
+            tma_load(lse_desc, [line], q_full.index(slot), lse_smem.index(slot))
+            if j == 0:
+                mbarrier.expect(kv_full.index(1), v_desc.block_type.nbytes)
+                tma_load(v_desc, [batch_k, kv_head, key, 0], kv_full.index(1), v_smem)
+            mbarrier.expect(do_full.index(slot), do_desc.block_type.nbytes + 256)
+            tma_load(do_desc, at, do_full.index(slot), do_smem.index(slot))
+            tma_load(delta_desc, [line], do_full.index(slot), delta_smem.index(slot))
+            if BIAS == TILE or MASK == TILE:
+                fetch_scores(bias, mask, scores, j, head, row, key, 1, BIAS, MASK)
+            head += (row + 64 == stop).to(gl.int32)
+            row, line = following(row, line, start, stop, padded_q, 64)
+        if ORDERED:
+            if j == 1:
+                seen = give_turn(order, 0, steps, start, stop, seen, turn, 64)
+                seen = give_turn(order, 1, steps, start, stop, seen, turn, 64)
+            elif j >= 2:  # what the consumers need to get so far has been loaded
+                seen = count_in_turn(order, j - 2, steps, start, stop, seen, turn, added, 64)
 
 
 @gluon.jit
 def _consumer(
     WG: gl.constexpr, own, large, given, PACKED: gl.constexpr, HAS_LENGTHS: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr, MASK: gl.constexpr,
-    DBIAS: gl.constexpr, DROPOUT: gl.constexpr,
+    DBIAS: gl.constexpr, DROPOUT: gl.constexpr, ORDERED: gl.constexpr,
 ):  # fmt: skip
     if BIAS == NONE and MASK == NONE:
         _walk(WG, large, 0, given, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS,
-              DROPOUT, False)  # fmt: skip
+              DROPOUT, ORDERED, False)  # fmt: skip
     elif WG == 1:
         named_barrier_sync(P_READY, 256)  # K and V hold no NaN
         _walk(WG, large, 0, given, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS,
-              DROPOUT, False)  # fmt: skip
+              DROPOUT, ORDERED, False)  # fmt: skip
     else:
         k_smem, v_smem, full, key, first, last = own
         poison = loaded_poison(k_smem, v_smem, full, key, first, last)
         named_barrier_sync(P_READY, 256)
         if (large[0] != 0) | (gl.sum(poison, 0) != 0.0):
             _walk(WG, large, poison, given, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK,
-                  DBIAS, DROPOUT, True)  # fmt: skip
+                  DBIAS, DROPOUT, ORDERED, True)  # fmt: skip
         else:
             _walk(WG, large, poison, given, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK,
-                  DBIAS, DROPOUT, False)  # fmt: skip
+                  DBIAS, DROPOUT, ORDERED, False)  # fmt: skip
 
 
 @gluon.jit
 def _walk(
     WG: gl.constexpr, large, poison, given, PACKED: gl.constexpr, HAS_LENGTHS: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr, MASK: gl.constexpr,
-    DBIAS: gl.constexpr, DROPOUT: gl.constexpr, SLOW: gl.constexpr,
+    DBIAS: gl.constexpr, DROPOUT: gl.constexpr, ORDERED: gl.constexpr, SLOW: gl.constexpr,
 ):  # fmt: skip
     (dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, p_smem,
      ds_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group, heads_q, key,
      start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys, dk_out, dv_out,
-     head_dims_8, bias, mask, scores, dbias, missing, dropout) = given  # fmt: skip
+     head_dims_8, bias, mask, scores, dbias, missing, dropout, turn, added) = given  # fmt: skip
     HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
     COUNTS: gl.constexpr = HIDES or DROPOUT
     STAGES: gl.constexpr = q_smem.type.shape[0]
@@ -289,6 +306,8 @@ def _walk(
         if j + 1 < steps:
             arrive_each_thread(empty.index(slot))
         at = line.to(gl.int64) * D + WG * 64 * HALF
+        if ORDERED:
+            mbarrier.wait(turn.index(j & 1), (j >> 1) & 1)
         left, right = halves(dq)
         reduce_add(buffer_ptr, at, fragment_order(left))
         coming = gl.minimum(j + 1, steps - 1)  # the last step repeats its own, which nobody uses
@@ -315,6 +334,8 @@ def _walk(
             )
         t = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[t]))
         reduce_add(buffer_ptr, at + 32 * HALF, fragment_order(right))
+        if ORDERED:
+            mbarrier.arrive(added.index(j & 1), count=1)
         if COUNTS:
             row = next_row
             line = next_line
@@ -338,8 +359,8 @@ def _walk(
 
 INT32_ARGUMENTS = (
     "heads_q", "heads_kv", "group", "len_q", "len_k", "padded_q", "key_blocks",
-    "left_top", "right_top", "left_bottom", "right_bottom", "head_dim_8", "head_dim_v_8",
-    "sequences", "total_q", "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
+    "left_top", "right_top", "left_bottom", "right_bottom", "heads_a_round", "head_dim_8",
+    "head_dim_v_8", "sequences", "total_q", "total_k", "dk_h", "dk_l", "dv_h", "dv_l",
 )  # fmt: skip
 INT64_ARGUMENTS = (
     "bias_b", "bias_h", "bias_q", "bias_k", "mask_b", "mask_h", "mask_q", "mask_k", "seed",
@@ -353,8 +374,8 @@ def attention_bwd_wide_kernel(
     lengths_ptr, flags, lse_ptr, weight_ptr, bias, mask, dbias, seed_at, offset_at,
     seed: tl.int64, offset: tl.int64, threshold: tl.int64, keep_scale, scale, heads_q, heads_kv,
     group, len_q, len_k, padded_q, key_blocks, left_top, right_top, left_bottom, right_bottom, cu_q,
-    cu_k, dk_ptr, dv_ptr, head_dim_8, head_dim_v_8, sequences, total_q, total_k, dk_h, dk_l, dv_h,
-    dv_l,
+    cu_k, dk_ptr, dv_ptr, progress, heads_a_round, head_dim_8, head_dim_v_8, sequences, total_q,
+    total_k, dk_h, dk_l, dv_h, dv_l,
     bias_b: tl.int64, bias_h: tl.int64, bias_q: tl.int64, bias_k: tl.int64,
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
@@ -380,6 +401,15 @@ def attention_bwd_wide_kernel(
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    ORDERED: gl.constexpr = progress is not None
+    turn = 0
+    added = 0
+    if ORDERED:
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+        added = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+        for i in gl.static_range(2):
+            mbarrier.init(turn.index(i), count=1)
+            mbarrier.init(added.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(kv_full.index(i), count=1)
     for i in gl.static_range(STAGES):
@@ -400,8 +430,9 @@ def attention_bwd_wide_kernel(
         packed = (cu_q, cu_k, sequences, total_q, total_k)
         dk_out = (dk_ptr, dk_h, dk_l)
         dv_out = (dv_ptr, dv_h, dv_l)
+    program = program_in_turn(progress, key_blocks, heads_a_round, PACKED, ORDERED)
     batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
-        gl.program_id(0), key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, 64,
+        program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, 64,
         64, PACKED,
     )  # fmt: skip
     lo, hi, end, first, last = band_of(
@@ -414,6 +445,12 @@ def attention_bwd_wide_kernel(
         last = gl.where(key == -64, key, last)  # no key is there
     start, stop = queries_of(key, last, rows + missing, lo, hi, 64, 64, HAS_LEFT, HAS_RIGHT)
     line += start
+    order = ()
+    if ORDERED:
+        order = order_of(
+            progress, program, key, last, rows + missing, keys, lo, hi, 64, 64, HAS_LEFT,
+            HAS_RIGHT, PACKED,
+        )  # fmt: skip
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large = 0
@@ -440,8 +477,8 @@ def attention_bwd_wide_kernel(
             dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
-            (seed, offset, threshold, keep_scale),
-        ), PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT)),
+            (seed, offset, threshold, keep_scale), turn, added,
+        ), PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT, ORDERED)),
         (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
                      (has_large, lse_ptr, weight_ptr), (
             dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
@@ -450,12 +487,13 @@ def attention_bwd_wide_kernel(
             dk_out, dv_out, (head_dim_8, head_dim_v_8),
             (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
             (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
-            (seed, offset, threshold, keep_scale),
-        ), PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT)),
+            (seed, offset, threshold, keep_scale), turn, added,
+        ), PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT, ORDERED)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
                      do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
                      batch_q, batch_k, kv_head, group, key, start, stop, missing, line, padded_q,
                      (bias, bias_at, bias_h, bias_q, bias_k),
                      (mask, mask_at, mask_h, mask_q, mask_k),
-                     (bias_smem, mask_smem, score_full, score_empty), BIAS, MASK)),
+                     (bias_smem, mask_smem, score_full, score_empty), order, turn, added, BIAS,
+                     MASK, ORDERED)),
     ], [4, 1], [240, 24])  # fmt: skip

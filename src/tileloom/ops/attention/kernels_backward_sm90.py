@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.ops.attention.config_backward_sm90 import (
@@ -26,6 +27,7 @@ class _Form:
     dbias: int = 0
     is_packed: bool = False
     dropout: bool = False
+    is_ordered: bool = False
 
 
 _FORMS: Mapping[str, _Form] = {
@@ -44,13 +46,20 @@ _FORMS: Mapping[str, _Form] = {
     "bias-mask-anywhere": _Form(bias=3, bias_dtype="fp32", mask=3, dbias=3),
     "window-lengths-bias-mask": _Form(True, True, True, bias=2, mask=2, dbias=2),
     "float-bias": _Form(bias=2, bias_dtype="fp32", dbias=3),
+    "causal-ordered": _Form(right=True, is_ordered=True),
+    "packed-ordered": _Form(is_packed=True, is_ordered=True),
 }
 _PACKED = ("packed", "packed-causal")
 _SCORES = tuple(form for form, own in _FORMS.items() if own.bias or own.mask or own.dropout)
+_PLAIN = tuple(form for form, own in _FORMS.items() if not own.is_ordered)
+_ORDERED = ("causal-ordered",)
 _SHAPES = (
+    ("bf16", 64, GluonSm90BackwardConfig(128, 2, True), _ORDERED),
+    ("bf16", 128, GluonSm90BackwardConfig(64, 2, True), (*_ORDERED, "packed-ordered")),
+    ("bf16", 256, GluonSm90BackwardConfig(64, 2, True), _ORDERED),
     ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "window-lengths", *_PACKED)),
     ("bf16", 64, GluonSm90BackwardConfig(64, 2), (_SCORES[0], *_SCORES[2:5])),
-    ("bf16", 128, GluonSm90BackwardConfig(64, 2), tuple(_FORMS)),
+    ("bf16", 128, GluonSm90BackwardConfig(64, 2), _PLAIN),
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths", *_PACKED)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), _SCORES[2:6]),
@@ -71,6 +80,10 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "256-scores": (5000, "As with 128, most lies in the path of poisoned keys and large LSE."),
 }
 """`head dim-query block` -> bytes allowed on any Triton, and the measurement."""
+
+
+_KERNEL = "tileloom.ops.attention.kernel_gluon_sm90_bwd"
+_ENDS = "tileloom.ops.attention.kernel_triton_bwd_ends"
 
 
 def gluon_backward_specs() -> tuple[KernelSpec, ...]:
@@ -101,15 +114,15 @@ def _main(
         name: f"tensordesc<{dtype}[1, 1, {n}, {columns}],{{layout}}>"
         for name, (n, columns) in tiles.items()
     }
-    layouts: dict[str, dict[str, int]] = {n: kernel.tile_arguments() for n in tiles}
+    layouts: dict[str, dict[str, int]] = {n: _tile_arguments() for n in tiles}
     for name in ("lse_desc", "delta_desc"):
         signature[name] = f"tensordesc<fp32[{rows}],{{layout}}>"
-        layouts[name] = kernel.flat_arguments(1)
+        layouts[name] = _flat_arguments(1)
     if is_wide:
         signature["buffer_ptr"] = "*fp32"
     else:
         signature["dq_desc"] = f"tensordesc<fp32[{rows * width // 256}, 128],{{layout}}>"
-        layouts["dq_desc"] = kernel.flat_arguments(2)
+        layouts["dq_desc"] = _flat_arguments(2)
     sizes = [_BYTES[own.bias_dtype]] if own.bias == 2 else []
     sizes += [1] if own.mask == 2 else []
     count, slots = config.score_tiles(*dims, sizes, drops=own.dropout)
@@ -123,9 +136,10 @@ def _main(
         signature[name] = f"*{kind}"
         if mode == 2:
             signature[name] = f"tensordesc<{kind}[1, 1, {rows}, 64],{{layout}}>"
-            layouts[name] = kernel.score_arguments(_BYTES[kind])
-    signature |= {"lengths_ptr": "*i32", "flags": "*i32", "scale": "fp32", "keep_scale": "fp32"}
+            layouts[name] = score_arguments(_BYTES[kind])
+    signature |= dict.fromkeys(("lengths_ptr", "flags", "progress"), "*i32")
     signature |= dict.fromkeys(("lse_ptr", "weight_ptr"), "*fp32")
+    signature |= dict.fromkeys(("scale", "keep_scale"), "fp32")
     signature |= dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
     signature |= dict.fromkeys(kernel.INT64_ARGUMENTS, "i64")
     constexprs: dict[str, object] = {
@@ -143,7 +157,8 @@ def _main(
     }
     names = {"cu_q": "*i32", "cu_k": "*i32", "dk_ptr": f"*{dtype}", "dv_ptr": f"*{dtype}"}
     signature |= names
-    absent = {"lengths_ptr": not own.lengths} | dict.fromkeys(names, not own.is_packed)
+    absent = {"lengths_ptr": not own.lengths, "progress": not own.is_ordered}
+    absent |= dict.fromkeys(names, not own.is_packed)
     absent |= dict.fromkeys(("flags", "lse_ptr", "weight_ptr"), own.bias == 0)
     absent |= {name: mode == 0 for name, (mode, _) in scores.items()}
     constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
@@ -152,12 +167,10 @@ def _main(
     widest = max(width, width_v)
     spills, reason = _SPILLS.get(f"{widest}-{rows}-{form}", _SPILLS[f"{widest}-{kind}"])
     shape = str(dims[0]) if dims[0] == dims[1] else f"{dims[0]}x{dims[1]}"
-    name, module = ("attention_bwd", "kernel_gluon_sm90_bwd")
-    if is_wide:
-        name, module = f"{name}_wide", f"{module}_wide"
+    end = "_wide" if is_wide else ""
     return KernelSpec(
         name=f"attention_bwd_gluon_sm90[d{shape}-{form}-{dtype}-{rows}x{config.stages}]",
-        function=f"tileloom.ops.attention.{module}:{name}_kernel",
+        function=f"{_KERNEL}{end}:attention_bwd{end}_kernel",
         gluon=True,
         signature=signature,
         constexprs=constexprs,
@@ -169,7 +182,21 @@ def _main(
     )
 
 
-_ENDS = "tileloom.ops.attention.kernel_triton_bwd_ends"
+def _tile_arguments() -> dict[str, int]:
+    """Shared-memory layout of a tile `[1, 1, rows, columns]` of 64 columns or more."""
+    return {"swizzle_byte_width": 128, "element_bitwidth": 16, "rank": 4}
+
+
+def score_arguments(itemsize: int) -> dict[str, Any]:
+    """Shared-memory layout of a tile `[1, 1, rows, 64]` of bias, mask or a bias's gradient."""
+    return {
+        "swizzle_byte_width": min(128, 64 * itemsize), "element_bitwidth": 8 * itemsize, "rank": 4
+    }  # fmt: skip
+
+
+def _flat_arguments(rank: int) -> dict[str, int]:
+    """Shared-memory layout of float32 numbers as they lie in global memory."""
+    return {"swizzle_byte_width": 0, "element_bitwidth": 32, "rank": rank}
 
 
 def _before(dtype: str, width: int, width_v: int, is_packed: bool = False) -> KernelSpec:

@@ -29,6 +29,7 @@ from tileloom.ops.attention.launch_gluon_sm90_scores import Scores, bind_weights
 from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
 from tileloom.ops.attention.problem import AttentionProblem, Layout, Offsets
 from tileloom.ops.attention.strides import batch_strides
+from tileloom.target import target_of
 
 
 @functools.cache
@@ -86,8 +87,9 @@ def bind_attention_bwd(
 
     Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
         head dim rounded up to 64, 128 or 256, and `B * Lp` of packed sequences `Tq` rounded down
-        and S blocks more; a copy of dout where TMA cannot read it (a last
-        dimension that is not contiguous, strides that are no multiples of 16 bytes). With a bias
+        and S blocks more; if `config.ordered` 4 bytes for each block of keys of each key head,
+        and 4; a copy of dout where TMA cannot read it (a last dimension that is not contiguous,
+        strides that are no multiples of 16 bytes). With a bias
         `B * Hq * Lq` and `B * Hq * ceil(Lq / 64)` more; for its gradient `B * Hq * Lk` where it is
         the same for every query, and where it broadcasts otherwise what the portable backward
         needs for it.
@@ -97,6 +99,7 @@ def bind_attention_bwd(
     rows = 64 if is_wide_kernel(problem.head_dim, problem.head_dim_v) else config.block_m
     lines = problem.heads_q * problem.blocks_q(rows) * rows
     numbers = lines * tile_width(problem.head_dim)
+    programs = _programs(problem)
     example = q.new_empty(4, dtype=torch.float32)  # all that is asked of a workspace is its type
     scores = Scores.of(problem, config, mask, bias, dbias)
     before = _before(problem, rows, out, dout, lse, dlse, example, offsets)
@@ -135,8 +138,9 @@ def bind_attention_bwd(
         own = scores.tensors(problem, q, mask, bias, dbias)
         addresses, random = dropout_values(state)
         packed = () if offsets is None else (*offsets, dk, dv)
+        turns = (q.new_zeros(1 + programs, dtype=torch.int32),) if config.ordered else ()
         first = (q, k, v, dout, statistic, delta, dk, dv, buffer)
-        main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed)
+        main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed, *turns)
         if finish is not None:
             given = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
             finish(own, given, dbias)
@@ -149,6 +153,25 @@ def bind_attention_bwd(
 def _padded(problem: AttentionProblem, rows: int) -> int:
     """Lines of one head of one batch, or of all packed sequences."""
     return problem.blocks_q(rows) // (1 if problem.packed else problem.batch) * rows
+
+
+def _programs(problem: AttentionProblem) -> int:
+    """Blocks of keys, of all heads."""
+    is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
+    return problem.heads_kv * problem.blocks_k(64 if is_wide else 128)
+
+
+def _heads_a_round(
+    problem: AttentionProblem, config: GluonSm90BackwardConfig, key_blocks: int, sms: int
+) -> int:
+    """How many key heads programs go round.
+
+    Under a causal mask it makes up for blocks of different lengths: 2 to 3 % at 4k, nothing at 16k
+    (H200, 2026-11-28). With few blocks a head the L2 cache holds too many heads at once then: at 1k
+    it cost 3 to 40 %. Where all blocks are of one length, one head after the other is best.
+    """
+    is_uneven = problem.band.has_right and not problem.band.has_left and key_blocks >= 32
+    return max(1, 2 * sms // key_blocks) if config.ordered or is_uneven else 1
 
 
 def _row_arguments(problem: AttentionProblem, offsets: Offsets | None) -> tuple[Any, ...]:
@@ -194,9 +217,8 @@ def _main(
     is_packed = problem.packed is not None
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
-    key_blocks = problem.blocks_k(64 if is_wide else 128)
-    grid = problem.heads_kv * key_blocks
-    key_blocks //= 1 if is_packed else problem.batch
+    programs = _programs(problem)
+    key_blocks = programs // (problem.heads_kv * (1 if is_packed else problem.batch))
     line = TensorDescriptor(example, [lines], [1], [rows], flat_layout(1))
     buffer: Any = example
     if not is_wide:
@@ -204,7 +226,7 @@ def _main(
         buffer = TensorDescriptor(example, shape, [128, 1], box, flat_layout(2))
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
     return prepared(kernel, num_warps=4).bind(
-        (grid,),
+        (programs,),
         descriptor(q, rows, width, is_packed),
         descriptor(k, 64, width, is_packed),
         descriptor(v, 64, width_v, is_packed),
@@ -227,6 +249,8 @@ def _main(
         *problem.band.clamped(problem.len_q, problem.len_k),
         *(offsets or (None, None)),
         *((dk, dv) if is_packed else (None, None)),
+        example.view(torch.int32) if config.ordered else None,
+        _heads_a_round(problem, config, key_blocks, target_of(q).sms),
         problem.head_dim // 8,
         problem.head_dim_v // 8,
         problem.batch,

@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.ops.attention.config_backward import triton_backward_rule
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
-from tileloom.ops.attention.kernel_gluon_sm90_bwd import score_arguments
+from tileloom.ops.attention.kernels_backward_sm90 import score_arguments
 from tileloom.ops.attention.launch_triton_bwd import bind_attention_bwd, bind_row_weights
 from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.ops.attention.strides import strides_of
