@@ -53,18 +53,21 @@ def copy(cells: dict[str, Rows]) -> Iterator[str]:
         best = max(row["GB/s"] for row in peers.values())
         said = ", ".join(f"`{name}` {rate(row)}" for name, row in peers.items())
         yield (
-            f"A copy of {cell} by TMA, GB/s read and written, by box, stages and what the wait for "
-            f"a store waits for; beside it torch: {said}:\n"
+            f"A copy of {cell} by TMA, GB/s read and written, by box, stages, and what the wait "
+            "for a store waits for. Blocks of as many boxes as stages, or as many blocks as are "
+            f"resident, which go round. Beside it torch: {said}.\n"
         )
         kinds: dict[str, Rows] = {}
         for name, row in rows.items():
             if name not in peers:
                 shape, _, wait = name.rpartition(" ")
                 kinds.setdefault(shape, {})[wait] = row
+        waits = ("read", "full", "resident-read", "resident-full")
         yield table(
-            "| box, stages | `read=True` | `read=False` | of the best other |",
+            "| box, stages | `read=True` | `read=False` | resident, `read=True` | resident, "
+            "`read=False` | best, of the best of torch |",
             (
-                f"| {shape} | {rate(by['read'])} | {rate(by['full'])} | "
+                f"| {shape} | {' | '.join(rate(by[wait]) for wait in waits)} | "
                 f"{max(row['GB/s'] for row in by.values()) / best:.3f} |"
                 for shape, by in kinds.items()
             ),

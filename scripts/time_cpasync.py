@@ -7,7 +7,8 @@ or are compiled here. Each result is checked before it is timed. All contenders 
 turns in one process (`tileloom.bench.timer`): medians of milliseconds, with GB/s or TFLOP/s.
 
 axpby       cp.async by size and modifier, 2^28 elements, beside torch.add
-copy        TMA by box, stages and kind of wait, 1 GiB of float16, beside copy_ (a memcpy) and mul
+copy        TMA by box, stages and kind of wait, 1 GiB of float16, a block for as many boxes as it
+            has stages or as many blocks as are resident, beside copy_ (a memcpy) and others
 gemm        4096^3 and 8192^3 in float16, beside cuBLAS
 split_k     few tiles and a long K, beside cuBLAS
 """
@@ -38,7 +39,9 @@ Call = Callable[[], Any]
 Contender = tuple[Call, Callable[[], bool]]
 
 
-def timed(contenders: dict[str, Contender], amount: float, unit: str) -> dict[str, Any]:
+def timed(
+    contenders: dict[str, Contender], amount: float, unit: str, rounds: int = 9
+) -> dict[str, Any]:
     """Medians of all contenders, in turns; wrong ones are named and not timed."""
     right, rows = {}, {}
     for name, (call, is_right) in contenders.items():
@@ -50,7 +53,7 @@ def timed(contenders: dict[str, Contender], amount: float, unit: str) -> dict[st
             rows[name] = {"wrong": True}
     runners = [Runner(name, lambda _, call=call: call()) for name, call in right.items()]
     timer = DeviceTimer(torch.device("cuda", torch.cuda.current_device()))
-    for name, done in interleave(runners, Plan(), timer).items():
+    for name, done in interleave(runners, Plan(rounds=rounds), timer).items():
         if done.error is not None:
             rows[name] = {"error": done.error}
             continue
@@ -110,15 +113,17 @@ def time_copy(binary: Callable[[str], Any]) -> dict[str, Any]:
     for name in cubins.KERNELS:
         if name.startswith("copy"):
             made = binary(name)
-            each = min(3, 220 * 1024 // (made.shared_bytes + 1024))
             _, box, stages, wait = name.split("-")
-            shown = f"{box.replace('x', ' x ')} B, {stages} {wait}"
-            found[shown] = (cubins.prepare_copy(made, source, target, each), is_right)
+            shown = f"{box.replace('x', ' x ')} B, {stages}"
+            fit = min(3, 220 * 1024 // (made.shared_bytes + 1024)) * cubins.sms()
+            found[f"{shown} {wait}"] = (cubins.prepare_copy(made, source, target), is_right)
+            resident = cubins.prepare_copy(made, source, target, fit)
+            found[f"{shown} resident-{wait}"] = (resident, is_right)
     words, written = source.view(torch.int64), target.view(torch.int64)
     found["copy_"] = (lambda: target.copy_(source), is_right)  # cudaMemcpyAsync
     found["mul"] = (lambda: torch.mul(source, 1, out=target), is_right)
     found["bitwise_or"] = (lambda: torch.bitwise_or(words, 0, out=written), is_right)
-    return {"1 GiB": timed(found, 2 * source.numel() * 2, "GB/s")}
+    return {"1 GiB": timed(found, 2 * source.numel() * 2, "GB/s", rounds=5)}
 
 
 def time_gemm(binary: Callable[[str], Any]) -> dict[str, Any]:

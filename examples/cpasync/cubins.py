@@ -75,10 +75,11 @@ def prepare_axpby(binary, alpha, x, beta, y, z, chunk=1024):
     return binary.prepare(blocks, (), x, y, z, x.numel(), alpha, beta)
 
 
-def prepare_copy(binary, source, target, blocks_per_sm=2):
+def prepare_copy(binary, source, target, blocks=None):
     rows, columns = binary.boxes[0]
     across, down = -(-source.shape[1] // columns), -(-source.shape[0] // rows)
-    blocks = min(across * down, blocks_per_sm * sms())
+    stages = binary.shared_bytes // (rows * columns * source.itemsize + 8)
+    blocks = min(across * down, blocks or -(-across * down // stages))
     return binary.prepare(blocks, (source, target), across, across * down)
 
 
@@ -106,7 +107,7 @@ def compile_axpby(size=16, modifier="cg"):
     return Binary(made, ("*fp32",) * 3 + ("i64", "fp32", "fp32"))
 
 
-def compile_copy(rows=32, row_bytes=512, stages=6, read=True):
+def compile_copy(rows=8, row_bytes=512, stages=4, read=True):
     import cutlass
     import tma_copy
     from cute_support import example_pointer
@@ -135,8 +136,8 @@ def compile_gemm(dtype, out_dtype):
 
 RINGS = [
     (rows, row_bytes, stages, read)
-    for rows, row_bytes in ((16, 512), (32, 512), (64, 256), (64, 512), (128, 128))
-    for stages in (4, 6)
+    for rows, row_bytes in ((4, 512), (8, 512), (32, 512), (32, 128), (128, 128))
+    for stages in (2, 4, 8)
     for read in (True, False)
 ]
 # Every kernel by its name.

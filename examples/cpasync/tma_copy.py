@@ -1,10 +1,11 @@
-"""A matrix copied by TMA alone: a ring of loads and stores that one thread of each block drives.
+"""A matrix copied by TMA alone: boxes that one thread of each block loads and stores.
 
-For each tile it waits for the load, stores it, and loads a tile ahead into the stage whose store,
-the last but one, has been read. The data never passes through registers, and both sides use the
-async proxy, so no fence is needed. Tiles reach past the edges; TMA writes zeros for what is outside
-and stores nothing of it. full[s]: the thread that issued the load waits for its bytes. Bytes moved:
-2 for each byte.
+A block with no more boxes than stages loads them all at once, and stores each as it arrives: many
+small blocks, which the hardware starts in order, copy fastest. A block with more of them goes
+round: it loads a box ahead into the stage whose store, the last but one, has been read. The data
+never passes through registers, and both sides use the async proxy, so no fence is needed. Boxes
+reach past the edges; TMA writes zeros for what is outside and stores nothing of it. full[s]: the
+thread that issued the load waits for its bytes. Bytes moved: 2 for each byte.
 """
 
 from dataclasses import dataclass
@@ -22,20 +23,15 @@ from tileloom import cpasync
 class Ring:
     """A box of `rows` times `row_bytes`, how many there are, and how stores are waited for."""
 
-    rows: int = 32
+    rows: int = 8
     row_bytes: int = 512
-    stages: int = 6
+    stages: int = 4
     read: bool = True  # only until shared memory has been read, not until memory is written
 
     @property
     def bytes(self):
         """Shared memory of all boxes; the barriers lie behind."""
         return self.rows * self.row_bytes * self.stages
-
-    @property
-    def ahead(self):
-        """Tiles that loads run ahead of stores: the stage of the store before last is free."""
-        return self.stages - 2
 
 
 @cute.kernel
@@ -60,14 +56,18 @@ def copy_kernel(
             cpasync.mbarrier_init(full + stage, 1)
         cpasync.fence_barrier_init()
         mine = (tiles - block + blocks - 1) // blocks
-        for i in cutlass.range(mine + ring.ahead, unroll=1):
+        # In a ring the stage of the store before last is free.
+        ahead = cutlass.Int32(ring.stages - 2)
+        if mine <= ring.stages:
+            ahead = mine
+        for i in cutlass.range(mine + ahead, unroll=1):
             if i < mine:
                 stage, tile = i % ring.stages, block + i * blocks
                 row, column = tile // tiles_across * ring.rows, tile % tiles_across * width
                 box = boxes + stage * ring.rows * width
                 cpasync.arrive_and_expect_tx(full + stage, ring.rows * ring.row_bytes)
                 cpasync.tma_load(source, full + stage, box, (column, row), eviction_kind="first")
-            j = i - ring.ahead
+            j = i - ahead
             if j >= 0:
                 stage, tile = j % ring.stages, block + j * blocks
                 row, column = tile // tiles_across * ring.rows, tile % tiles_across * width
@@ -77,7 +77,8 @@ def copy_kernel(
                 cpasync.tma_store_arrive()
                 # The next load goes into the stage that the store before this one read.
                 cpasync.tma_store_wait(1, read=ring.read)
-        cpasync.tma_store_wait(0)
+        # Shared memory must live until it has been read; the end of the kernel waits for the rest.
+        cpasync.tma_store_wait(0, read=ring.read)
 
 
 @cute.jit
@@ -118,12 +119,14 @@ def build(dtype=torch.float16, ring=Ring(), arch="sm_90a", options=""):
     return compile_kernel(launch, any_of, any_of, *numbers, ring, arch=arch, options=options)
 
 
-def copy(compiled, source, target, blocks_per_sm=2):
+def copy(compiled, source, target, ring=Ring()):
     """Copy a matrix on the default stream; its rows lie at multiples of 16 bytes."""
-    sms = torch.cuda.get_device_properties(source.device).multi_processor_count
     strides = source.stride(0), target.stride(0)
     assert all(s * source.itemsize % 16 == 0 for s in strides), "rows lie at multiples of 16 bytes"
-    compiled(pointer(source), pointer(target), *source.shape, *strides, blocks_per_sm * sms)
+    rows, columns = source.shape
+    boxes = -(-rows // ring.rows) * -(-columns * source.itemsize // ring.row_bytes)
+    blocks = -(-boxes // ring.stages)
+    compiled(pointer(source), pointer(target), *source.shape, *strides, blocks)
 
 
 def main():

@@ -7,10 +7,12 @@ It takes what `tileloom.launch.tensor_map` hands over, answers 0 or CUDA_ERROR_I
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 
 SIZE = [1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4]  # of a CUtensorMapDataType
 FLOATS = {6, 7, 8, 9, 10, 11, 12}
+MOST_BYTES = 228 * 1024  # of a box: not in the documentation, but what a driver for an H200 says
 RANGES = {3: (-32768, 32767), 4: (-128, 127), 5: (-16, 15)}
 
 
@@ -35,7 +37,7 @@ class Model:
             and all(0 < n <= 1 << 32 for n in sizes)
             and all(p % (32 if wide else 16) == 0 and p < 1 << 40 for p in pitches)
             and all(1 <= s <= 8 for s in (steps[1:] if interleave == 0 else steps))
-            and (interleave != 0 or inner * SIZE[kind] % 16 == 0)
+            and inner * SIZE[kind] % 16 == 0
             and (interleave != 0 or swizzle == 0 or inner * SIZE[kind] <= 16 << swizzle)
             and (not wide or swizzle == 1)
             and all(0 <= n < m for n, m in zip(modes, (3, 4, 4, 2)))
@@ -56,6 +58,8 @@ class Model:
         pitches = list(pitches)[: rank - 1]
         holds = self._common(room, kind, rank, address, sizes, pitches, steps, modes, box[0])
         holds = holds and all(1 <= n <= 256 for n in box)
+        copied = math.prod(-(-n // s) for n, s in zip(box, steps)) if holds else 0
+        holds = holds and copied * SIZE[kind] <= MOST_BYTES
         return self._answer(
             room, holds, kind=kind, address=address, sizes=sizes, pitches=pitches, box=box,
             steps=steps, modes=modes,
@@ -75,6 +79,7 @@ class Model:
             holds = all(low <= n <= high for n in (*lower, *upper))
             holds = holds and all(n + b - a > 0 for n, a, b in zip(sizes[1:-1], lower, upper))
             holds = holds and 1 <= channels <= 256 and 1 <= pixels <= 1024
+            holds = holds and pixels * channels * SIZE[kind] <= MOST_BYTES
         else:
             holds = False
         return self._answer(

@@ -77,7 +77,8 @@ def tiled(draw):
     """A layout of boxes and an address."""
     f = Fields(draw, ["rank", "box"])
     common, inner, address = _common(f, f.one("rank", st.integers(1, 5), [1, 2, 3, 5, 6]))
-    box = f.several("box", len(common[1]) - 1, st.integers(1, 256), [0, 1, 256, 257])
+    outer = len(common[1]) - 1
+    box = f.several("box", outer, st.integers(1, 256 if outer < 2 else 8), [0, 1, 256, 257])
     return Tiled(*common, box=(*box, inner)), address
 
 
@@ -90,5 +91,5 @@ def im2col(draw):
     low, high = CORNERS.get(spatial, (-16, 15))
     edge = [low - 1, low, high, high + 1]
     lower, upper = (f.several(n, spatial, st.integers(-8, 8), edge) for n in ("lower", "upper"))
-    pixels = f.one("pixels", st.integers(1, 1024), [0, 1, 1024, 1025])
+    pixels = f.one("pixels", st.integers(1, 256), [0, 1, 1024, 1025])
     return Im2col(*common, lower=lower, upper=upper, pixels=pixels, channels=inner), address

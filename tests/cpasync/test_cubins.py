@@ -16,7 +16,7 @@ from tileloom.errors import OptionError
 
 SAMPLE = (
     "axpby-4-ca",
-    "copy-16x512-4-full",
+    "copy-8x512-4-full",
     "gemm-bfloat16",
     "split_k-float16",
     "probe-copy-8-keep",
@@ -80,14 +80,16 @@ def test_grids_and_numbers_of_the_launches(kernels, monkeypatch):
     x = torch.zeros(5000)
     cubins.prepare_axpby(cubins.Binary(None, ()), 2.0, x, -0.5, x, x)
     matrix = torch.zeros(100, 600)
-    copy = cubins.Binary(None, (), boxes=((32, 256), (32, 256)))
-    cubins.prepare_copy(copy, matrix, matrix)
+    stages = 5 * (32 * 256 * 4 + 8)
+    copy = cubins.Binary(None, (), stages, boxes=((32, 256), (32, 256)))
+    for blocks in (None, 7, 99):
+        cubins.prepare_copy(copy, matrix, matrix, blocks)
     gemm = cubins.Binary(None, (), boxes=((128, 64), (256, 64), (64, 32)))
     a, b, c = torch.zeros(300, 200), torch.zeros(520, 200), torch.zeros(300, 520)
     cubins.prepare_gemm(gemm, a, b, c, 2)
-    (first, _, numbers), copied, multiplied = launches.seen
+    (first, _, numbers), *copied, multiplied = launches.seen
     assert (first, numbers[3:]) == (5, (5000, 2.0, -0.5))
-    assert copied == (8, 2, (3, 12))
+    assert copied == [(blocks, 2, (3, 12)) for blocks in (3, 7, 12)]
     assert multiplied == (4, 3, (3, 3, 4, 2))
     assert cubins.parts(128, 256, 4096) == 4
     assert cubins.parts(128, 256, 600) == 1

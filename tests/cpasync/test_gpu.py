@@ -118,13 +118,15 @@ def test_axpby(binaries, device, n, kind):
     assert_accurate(z, 2 * x.double() - 0.5 * y.double(), 2 * x - 0.5 * y)
 
 
-@pytest.mark.parametrize("kind", ["32x512-6-read", "64x256-4-full", "128x128-6-read"])
+@pytest.mark.parametrize("kind", ["8x512-4-read", "32x128-8-full", "128x128-2-read"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 8), (33, 264), (1000, 3000), (4096, 8192)])
 def test_tma_copy_is_read_by_another_kernel(binaries, device, rows, columns, kind):
+    """Blocks of as many boxes as stages, and blocks that go round."""
     source = torch.randn(rows, columns, device=device).half()
-    target = torch.full_like(source, torch.nan)
-    examples.load("cubins").prepare_copy(binaries(f"copy-{kind}"), source, target)()
-    assert torch.equal(target + 1, source + 1)
+    for blocks in (None, 7):
+        target = torch.full_like(source, torch.nan)
+        examples.load("cubins").prepare_copy(binaries(f"copy-{kind}"), source, target, blocks)()
+        assert torch.equal(target + 1, source + 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

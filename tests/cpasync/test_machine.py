@@ -38,8 +38,8 @@ def play_copy(rows, columns, blocks, late, edit=unchanged):
     stride = -(-columns // 8) * 8
     values = np.random.default_rng(rows).standard_normal((rows, stride)).astype(np.float16)
     source, target = values[:, :columns], np.full_like(values, np.nan)
-    across, down = -(-columns // 256), -(-rows // 32)
-    maps = [TensorMap(matrix, (32, 256)) for matrix in (source, target[:, :columns])]
+    across, down = -(-columns // 256), -(-rows // 8)
+    maps = [TensorMap(matrix, (8, 256)) for matrix in (source, target[:, :columns])]
     for block in range(blocks):
         arguments = [*maps, across, across * down]
         Machine(ptx, arguments, Globals(), (block, blocks), late).run()
@@ -80,7 +80,7 @@ def test_axpby(kernels, n, blocks, late):
 
 @both
 @pytest.mark.parametrize(
-    ("rows", "columns", "blocks"), [(1, 8, 1), (33, 260, 1), (200, 1000, 2), (400, 520, 1)]
+    ("rows", "columns", "blocks"), [(1, 8, 1), (33, 260, 1), (50, 1000, 2), (100, 520, 1)]
 )
 def test_tma_copy(kernels, rows, columns, blocks, late):
     play_copy(rows, columns, blocks, late)
@@ -134,7 +134,7 @@ def without_wait(index):
     return edit
 
 
-AXPBY, COPY = (play_axpby, (4097, 1)), (play_copy, (400, 520, 1))
+AXPBY, COPY = (play_axpby, (4097, 1)), (play_copy, (100, 520, 1))
 SHORT, LONG = (play_gemm, (100, 72, 40, 1)), (play_gemm, (72, 24, 520, 1))
 # A missing wait for data shows when loads are late, one for a free buffer when reads are late.
 MUTANTS = {

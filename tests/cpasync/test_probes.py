@@ -83,9 +83,9 @@ REDUCED = {  # what each operation combines, by PTX's table and tried on the har
     "max": "Int32 Uint32 Int64 Uint64 Float16 BFloat16",
     "inc": "Uint32",
     "dec": "Uint32",
-    "and": "Int32 Uint32 Int64 Uint64",
-    "or": "Int32 Uint32 Int64 Uint64",
-    "xor": "Int32 Uint32 Int64 Uint64",
+    "and": "Int32 Uint32 Uint64",
+    "or": "Int32 Uint32 Uint64",
+    "xor": "Int32 Uint32 Uint64",
 }
 REDUCTIONS = [(dtype, op) for op, dtypes in REDUCED.items() for dtype in dtypes.split()]
 

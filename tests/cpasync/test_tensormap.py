@@ -123,7 +123,9 @@ EDGES = [
     (Tiled, {"shape": (40, 2**32, 64)}, {"shape": (40, 2**32 + 1, 64)}),
     (Tiled, {"strides": (3200, 2**39 - 8, 1)}, {"strides": (3200, 2**39, 1)}),
     (Tiled, {"strides": (3200, 8, 1)}, {"strides": (3200, 4, 1)}),
-    (Tiled, {"box": (256, 256, 256)}, {"box": (257, 1, 64)}),
+    (Tiled, {"box": (256, 7, 64)}, {"box": (257, 1, 64)}),
+    (Tiled, {"box": (57, 256, 8)}, {"box": (73, 200, 8)}),  # 228 KiB, and 128 bytes more
+    (Tiled, {"box": (114, 256, 8), "element_strides": (2, 1, 1)}, {"box": (114, 256, 8)}),
     (Tiled, {"box": (1, 256, 64)}, {"box": (1, 257, 64)}),
     (Tiled, {"box": (1, 1, 8)}, {"box": (1, 1, 4)}),
     (Tiled, {"box": (1, 1, 256)}, {"box": (1, 1, 264)}),
@@ -131,7 +133,7 @@ EDGES = [
        {"swizzle": f"{n}B", "box": (1, 1, n // 2 + 8)}) for n in (32, 64, 128)),
     (Tiled, {"element_strides": (8, 8, 1)}, {"element_strides": (9, 1, 1)}),
     (Tiled, {"element_strides": (1, 1, 1)}, {"element_strides": (1, 0, 1)}),
-    (Tiled, {"interleave": "16B", "box": (1, 1, 4)}, {"interleave": "32B", "box": (1, 1, 4)}),
+    (Tiled, {"interleave": "16B", "box": (1, 1, 8)}, {"interleave": "16B", "box": (1, 1, 4)}),
     (Tiled, {"interleave": "16B", "strides": (3208, 64, 1)},
      {"interleave": "32B", "swizzle": "32B", "strides": (3208, 64, 1)}),
     *((Im2col, of_rank(rank, lower=low), of_rank(rank, lower=low - 1))
@@ -140,6 +142,7 @@ EDGES = [
       for rank, high in ((3, 32767), (4, 127), (5, 15))),
     (Im2col, {"upper": (-20, -20)}, {"upper": (-20, -21)}),
     (Im2col, {"pixels": 1024}, {"pixels": 1025}),
+    (Im2col, {"pixels": 912, "channels": 128}, {"pixels": 913, "channels": 128}),
     (Im2col, {"pixels": 1}, {"pixels": 0}),
     (Im2col, {"channels": 256}, {"channels": 264}),
 ]  # fmt: skip

@@ -36,6 +36,8 @@ _CHOICES = {
 
 MOST_BOX, MOST_STEP, MOST_CHANNELS, MOST_PIXELS = 256, 8, 256, 1024
 MOST_SIZE, MOST_PITCH = 2**32, 2**40
+MOST_BYTES = 228 * 1024
+"""Of a load: shared memory of a multiprocessor. Not documented; the driver refuses more."""
 # The range of a corner of the window of pixels, by the number of spatial dimensions.
 CORNERS = {1: (-(2**15), 2**15 - 1), 2: (-(2**7), 2**7 - 1), 3: (-(2**4), 2**4 - 1)}
 
@@ -200,9 +202,14 @@ class Layout:
     def _swizzling(self) -> Iterator[Demand]:
         size = self.inner * self.dtype.itemsize
         yield (
-            self.interleave != "none" or size % 16 == 0, ShapeError,
+            size % 16 == 0, ShapeError,
             f"a box has {self.inner} elements = {size} bytes along the last dimension; TMA needs a "
             "multiple of 16 bytes", f"{-(-size // 16) * 16 // self.dtype.itemsize} elements",
+        )  # fmt: skip
+        yield (
+            self.box_bytes <= MOST_BYTES, OptionError,
+            f"a box of {' x '.join(map(str, self.box_shape))} elements has {self.box_bytes} bytes; "
+            f"TMA takes {MOST_BYTES} at most, which is all of shared memory", "a smaller box",
         )  # fmt: skip
         span = 0 if self.swizzle == "none" else int(self.swizzle[:-1])
         yield (
