@@ -129,8 +129,8 @@ class GluonSm90Config:
 
     def slice_columns(self, problem: MatmulProblem) -> int:
         """Columns of the slices by which a tile's output leaves: 128 bytes a row, 64 for 256."""
-        if self.swap_ab:
-            return self.warpgroup_tile()[1]  # they are few
+        if self.swap_ab:  # they are C's rows: 128 bytes of each, or 256 in two boxes of the layout
+            return min(self.warpgroup_tile()[1], 64)
         return (64 if self.block_m == 256 else 128) // problem.out_dtype.itemsize
 
     def warpgroup_tile(self) -> tuple[int, int]:
@@ -235,7 +235,9 @@ TILES = (
     (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
     (64, 32),
 )  # fmt: skip
-SWAP_TILES = ((128, 64), (128, 32), (128, 16), (64, 64), (64, 32), (64, 16))
+SWAP_TILES = (
+    (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64), (64, 32), (64, 16),
+)  # fmt: skip
 """Columns of B and rows of A in a tile with `swap_ab`."""
 BACKENDS = ("gluon_sm90", "triton", "reference")
 

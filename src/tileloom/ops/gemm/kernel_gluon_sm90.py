@@ -18,6 +18,9 @@ stores them: its rows are C's columns. Few rows of A then fill the few columns o
 With SPLITS several blocks share a tile, each a part of k: they leave their sums in float32 in
 `partials`, and who comes last, by a counter of the tile that it sets back to 0, adds them in order.
 
+Launched with `launch_pdl`, a block begins while the kernel ahead still ends: barriers, partitions
+and the first tile's place are ready when `gdc_wait` lets both sides at global memory.
+
 Bytes moved: C once; A once for each column of tiles and B once for each row, from L2 where the
 group of the raster lets them. The last box of a chunk reads on into the next chunk, whose rows
 may be arriving: what it reads there is never stored.
@@ -43,6 +46,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread
+from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.memory import globaltimer, load_acquire, store_release
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
     gather_parts,
@@ -99,6 +103,7 @@ def _producer(
     SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
 ):  # fmt: skip
+    gdc_wait()
     stage = 0
     phase = 1
     count = 0
@@ -125,6 +130,8 @@ def _producer(
         else:
             work = scheduler.fetch_next_work(work)
         count += 1
+    if CHUNKED:  # not before: a kernel behind this one must not take room from who brings rows
+        gdc_launch_dependents()
 
 
 @gluon.jit
@@ -165,6 +172,7 @@ def _consumer(
     DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, SWAP_AB: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = CONSUMERS * WN if SPLIT_N else WN
+    gdc_wait()
     stage = 0
     phase = 0
     count = 0  # tiles done
@@ -233,6 +241,8 @@ def matmul_kernel(
     c_smem = gl.allocate_shared_memory(
         out_desc.dtype, stack(CONSUMERS * BUFFERS, out_desc), out_desc.layout
     )
+    if not CHUNKED:
+        gdc_launch_dependents()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     residual_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS * BUFFERS, 1], bars)
@@ -257,6 +267,7 @@ def matmul_kernel(
     order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
                       UNIFORM)  # fmt: skip
     if CHUNKED:
+        gdc_wait()  # the time runs from here
         deadline = gl.where(timeout_us < 0, 2**63 - 1, globaltimer() + timeout_us * 1000)
         scheduler = AsyncInputScheduler(order, flags, epoch.to(gl.int32), deadline, ANY)
     elif DYNAMIC:

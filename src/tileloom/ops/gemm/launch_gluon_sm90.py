@@ -142,7 +142,7 @@ def bind_matmul(
     def partials(like: torch.Tensor) -> torch.Tensor | None:
         return workspace(like, elements) if config.splits > 1 else None
 
-    bound = prepared(matmul_kernel, num_warps=4).bind(
+    bound = prepared(matmul_kernel, num_warps=4, launch_pdl=True).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
         *(None, None, None, counter(a), partials(a), 0, 0),
@@ -198,7 +198,7 @@ def bind_async_matmul(
     table = None
     if not params.rows_per_chunk:
         table = torch.tensor(params.to_device(), dtype=torch.int32).to(a.device)
-    bound = prepared(matmul_kernel, num_warps=4).bind(
+    bound = prepared(matmul_kernel, num_warps=4, launch_pdl=True).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
         *(table, flags, status_of(a).seen, status_of(a).claim, None, Number(0), Number(0)),
