@@ -174,9 +174,14 @@ def test_a_config_says_all_that_is_wrong_with_it():
     swapped = (
         (
             GluonSm90Config(128, 256, swap_ab=True),
-            "the tile is 128x256, not one of 128x64, 128x32,",
+            "the tile is 128x256, not one of 192x128, 128x128, 128x64,",
         ),
         (GluonSm90Config(64, 16), "the tile is 64x16, not one of 128x256,"),
+        (GluonSm90Config(pingpong=True), "the tile is 128x256, not one of 128x128, 64x256, 64x128"),
+        (
+            GluonSm90Config(64, 256, scheduler="dynamic", pingpong=True),
+            "pingpong is True, which go",
+        ),
     )
     for config, text in swapped:
         with emulator.run(), pytest.raises(errors.ConfigError, match=text):

@@ -106,7 +106,9 @@ class GluonSm90Config:
         splits: Blocks that share a tile, each a part of k (split-K), 1 to 16.
         block_k: Elements of k in a slot: 64, 128 or 256. More is fewer waits for small tiles.
         swap_ab: Whether C^T = B^T A^T is computed instead: B's columns are then the tile's rows,
-            and the few rows of A its columns; see `SWAP_TILES`. For M of 64 or less.
+            and the rows of A its columns; see `SWAP_TILES`.
+        pingpong: Whether each of two warpgroups takes whole tiles, so that one multiplies while the
+            other is in its epilogue; see `PINGPONG_TILES`.
     """
 
     block_m: int = 128
@@ -117,6 +119,7 @@ class GluonSm90Config:
     splits: int = 1
     block_k: int = 64
     swap_ab: bool = False
+    pingpong: bool = False
     backend = "gluon_sm90"
 
     def encode(self) -> str:
@@ -128,20 +131,25 @@ class GluonSm90Config:
         return problem.exchanged() if self.swap_ab else problem
 
     def slice_columns(self, problem: MatmulProblem) -> int:
-        """Columns of the slices by which a tile's output leaves: 128 bytes a row, 64 for 256."""
+        """Columns of the slices by which a tile's output leaves: 128 bytes a row.
+
+        64 bytes where a warpgroup has 128 rows: twice as large, they would cost the ring a stage.
+        """
         if self.swap_ab:  # they are C's rows: 128 bytes of each, or 256 in two boxes of the layout
             return min(self.warpgroup_tile()[1], 64)
-        return (64 if self.block_m == 256 else 128) // problem.out_dtype.itemsize
+        return (64 if self.warpgroup_tile()[0] == 128 else 128) // problem.out_dtype.itemsize
 
     def warpgroup_tile(self) -> tuple[int, int]:
         """Rows and columns of one consumer warpgroup."""
+        if self.pingpong:
+            return self.block_m, self.block_n
         if self.block_m == 64:
             return 64, self.block_n // 2
         return self.block_m // self.consumers, self.block_n
 
     @property
     def consumers(self) -> int:
-        """Warpgroups that share a tile."""
+        """Consumer warpgroups of a block."""
         return 3 if self.block_m == 192 else 2
 
     def buffers(self, problem: MatmulProblem) -> int:
@@ -183,7 +191,7 @@ class GluonSm90Config:
     def _faults(self, problem: MatmulProblem) -> list[str]:
         """What is wrong with the config's own numbers."""
         why: list[str] = []
-        tiles = SWAP_TILES if self.swap_ab else TILES
+        tiles = SWAP_TILES if self.swap_ab else PINGPONG_TILES if self.pingpong else TILES
         if (self.block_m, self.block_n) not in tiles:
             shapes = ", ".join(f"{m}x{n}" for m, n in tiles)
             why.append(f"the tile is {self.block_m}x{self.block_n}, not one of {shapes}")
@@ -191,6 +199,8 @@ class GluonSm90Config:
             why.append("swap_ab is True, and chunks are rows of a")
         if self.swap_ab and problem.a_is_transposed and self.warpgroup_tile()[1] < 16:
             why.append("a lies by columns, of which a warpgroup would load 8, fewer than 16")
+        if self.pingpong and (self.swap_ab or self.splits > 1 or self.scheduler == "dynamic"):
+            why.append("pingpong is True, which goes with no swap_ab, splits or dynamic scheduler")
         if self.block_k not in (64, 128, 256):
             why.append(f"block_k is {self.block_k}, not 64, 128 or 256")
         if self.stages < 0 or self.stages == 1:
@@ -239,6 +249,8 @@ SWAP_TILES = (
     (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64), (64, 32), (64, 16),
 )  # fmt: skip
 """Columns of B and rows of A in a tile with `swap_ab`."""
+PINGPONG_TILES = ((128, 128), (64, 256), (64, 128))
+"""Rows and columns of a warpgroup's tile with `pingpong`."""
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
@@ -279,13 +291,19 @@ def _layout_reasons(problem: MatmulProblem) -> list[str]:
 
 
 def decode(text: str) -> MatmulConfig | None:
-    """Read a config from the text that the operator's schema carries; "" means: choose."""
+    """Read a config from the text that the operator's schema carries; "" means: choose.
+
+    What is missing at the end of a text has its default.
+    """
     backend, _, rest = text.partition(":")
     parts = rest.split(",")
     if backend == "triton":
         return TritonConfig(*(int(part) for part in parts))
     if backend == "gluon_sm90":
-        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k, swap_ab = parts
+        defaults = GluonSm90Config().encode().partition(":")[2].split(",")
+        parts += defaults[len(parts) :]
+        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k, *flags = parts
+        swap_ab, pingpong = (flag == "True" for flag in flags)
         if scheduler not in ("static", "dynamic"):
             raise ConfigError(
                 f"matmul: config {text!r} has scheduler {scheduler!r}; it must be 'static' or "
@@ -293,7 +311,7 @@ def decode(text: str) -> MatmulConfig | None:
             )
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
         numbers = (int(block_m), int(block_n), int(stages), int(swizzle_size))
-        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab == "True")
+        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab, pingpong)
     return ReferenceConfig() if backend == "reference" else None
 
 

@@ -10,6 +10,7 @@ import torch
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.layout import Layout
 from tileloom.ops.gemm.config import (
+    PINGPONG_TILES,
     SWAP_TILES,
     TILES,
     GluonSm90Config,
@@ -137,6 +138,12 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     for tile in SWAP_TILES:
         config = GluonSm90Config(*tile, swap_ab=True)
         specs += [_gluon_spec("swap", few[0], config), _gluon_spec("swap-fused", few[1], config)]
+    for tile in PINGPONG_TILES:
+        config = GluonSm90Config(*tile, pingpong=True)
+        specs += [
+            _gluon_spec("pingpong", linear, config),
+            _gluon_spec("pingpong-fused", fused, config),
+        ]
     for tile in ((64, 128), (128, 128)):
         config = GluonSm90Config(*tile, splits=3)
         specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]

@@ -90,6 +90,7 @@ def constants(
         "ANY": any_value,
         "SPLITS": config.splits,
         "SWAP_AB": config.swap_ab,
+        "PINGPONG": config.pingpong,
     }
 
 

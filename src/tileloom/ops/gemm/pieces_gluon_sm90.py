@@ -24,6 +24,13 @@ def step_on(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def steps_on(stage, phase, steps, STAGES: gl.constexpr):
+    """The ring's slot so many steps on."""
+    place = stage + steps
+    return place % STAGES, phase ^ (place // STAGES & 1)
+
+
+@gluon.jit
 def load_a(a_desc, smem, bar, batch, row, k, TRANSPOSED: gl.constexpr):
     """Load a box of A, `[rows, k]`, or `[k, rows]` when A lies by columns."""
     if TRANSPOSED:
