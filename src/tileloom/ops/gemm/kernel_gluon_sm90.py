@@ -30,9 +30,9 @@ may be arriving: what it reads there is never stored.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
-    empty[s] (128 * SHARERS) each thread of a tile's warpgroups -> producer: slot s may be filled again
-    turns[w] (128)          the other warpgroup's threads -> warpgroup w, with PINGPONG: all steps of
-                            its tile are issued, so that w's first slot is the ring's next
+    empty[s] (128 * SHARERS) each thread of a tile's warpgroups -> producer: slot s may be refilled
+    turns[w] (128)          with PINGPONG, the other warpgroup's threads -> warpgroup w: all steps
+                            of its tile are issued, so that w's first slot is the ring's next
     residual_full[i]  (1)   a consumer's own TMA -> itself: slice i of its residual is there
     mail_full[i] (1), mail_empty[i] (128 * WARPGROUPS): the dynamic scheduler's, see its class
 """
@@ -315,13 +315,13 @@ def matmul_kernel(
             (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
                          k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
-                         SWAP_AB, PINGPONG)),
+                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
+                         SPLITS, SWAP_AB, PINGPONG)),
             (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
                          k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
-                         SWAP_AB, PINGPONG)),
+                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
+                         SPLITS, SWAP_AB, PINGPONG)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
                          k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS, CHUNKED,
                          DYNAMIC, SPLITS)),
@@ -331,18 +331,18 @@ def matmul_kernel(
             (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
                          k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
-                         SWAP_AB, PINGPONG)),
+                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
+                         SPLITS, SWAP_AB, PINGPONG)),
             (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
                          k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
-                         SWAP_AB, PINGPONG)),
+                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
+                         SPLITS, SWAP_AB, PINGPONG)),
             (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
                          counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
                          k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS,
-                         SWAP_AB, PINGPONG)),
+                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
+                         SPLITS, SWAP_AB, PINGPONG)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
                          k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS, CHUNKED,
                          DYNAMIC, SPLITS)),
