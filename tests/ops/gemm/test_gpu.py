@@ -94,7 +94,7 @@ def test_warpgroups_that_take_turns(tile, flips):
     ids=str,
 )
 def test_products_that_follow_each_other_wait_for_each_other(config):
-    """A block begins while the kernel ahead still ends: of each other's and of PyTorch's kernels."""
+    """A block begins while the kernel ahead still ends: of ours and of PyTorch."""
     a, b, _ = MatmulCase(512, 512, 512).inputs("cuda")
     b.div_(22.0)
     right = [a]
