@@ -14,7 +14,7 @@ import torch
 from tests.bench.fakes import CPU, FakeTimer, OneMs
 
 import tileloom
-from tileloom import bench
+from tileloom import bench, emulator
 from tileloom.bench import machine
 from tileloom.bench.function_run import FunctionContender, FunctionSession, run_function_cell
 from tileloom.bench.gemm_bars import judge_gemm, least_ratio, mean_ratio
@@ -177,7 +177,7 @@ def test_columns_are_those_that_could_do_something():
         case.name: [one.name for one in _columns(every, case)] for case in (SMALL, FUSED, CHUNKS)
     }
     assert names == {
-        "small": ["torch", "quack", "tileloom", explicit],
+        "small": ["torch", "triton", "quack", "tileloom", explicit],
         "fused": ["torch", "compile", "quack", "plain", "tileloom", explicit],
         "chunks": ["torch", "seed", "plain", "tileloom", explicit],
     }
@@ -188,10 +188,24 @@ def test_columns_are_those_that_could_do_something():
 def test_names_that_do_not_exist_are_refused():
     with pytest.raises(OptionError, match="--peers names 'cudnn'; for gemm it takes torch, comp"):
         contenders("cudnn", [])
-    for text in ("triton:64", "gluon_sm90:a", "nothing", "triton:1,2,3,4,5,x"):
+    for text in ("triton:x", "gluon_sm90:a", "nothing", "triton:1,2,3,4,5,x"):
         with pytest.raises(OptionError, match="is no config of a matrix product; it must be a tex"):
             contenders("none", [text])
     assert [one.name for one in contenders("none", [])] == ["plain", "tileloom"]
+    assert contenders("none", ["gluon_sm90:64,128"])[-1].name == "gluon_sm90:64,128"
+
+
+def test_tritons_persistent_kernel_multiplies():
+    case = GemmCase("c", 200, 328, 136)
+    a, b = case.inputs(CPU, 0)
+    peer = GEMM_PEERS["triton"]
+    assert peer.refuse(case) is None
+    with emulator.run(level="machine", sms=2) as run:
+        out = peer.make(case)(a, b)
+    assert run.launches
+    assert_accurate(out, case.formula(a.double(), b.double()), case.formula(a, b))
+    assert peer.refuse(replace(case, bias=True)) == "it has no epilogue"
+    assert peer.refuse(replace(case, k=100)).startswith("it takes half precision, b by columns")
 
 
 def _cell(case, **ms):

@@ -1,4 +1,4 @@
-"""Who matrix products are measured beside: cuBLAS, Inductor, the seed's operator, QuACK."""
+"""Who matrix products are measured beside: cuBLAS, Inductor, the seed's operator, Triton, QuACK."""
 
 from __future__ import annotations
 
@@ -53,6 +53,39 @@ def _seed(case: GemmCase) -> Function:
     return lambda a, b, flags: torch.ops.symm_mem._async_input_mm(a, b, flags, 0)
 
 
+def _refuse_triton(case: GemmCase) -> str | None:
+    if case.is_fused:
+        return "it has no epilogue"
+    if case.dtype == torch.float32 or not case.b_flips or case.n % 8 or case.k % 8:
+        return "it takes half precision, b by columns and rows that are multiples of 16 bytes"
+    return _no_wait(case)
+
+
+def _triton(case: GemmCase) -> Function:
+    """A tile of 128 x 256 x 64, 8 warps and 3 stages: what Triton's tutorial tunes to."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from tileloom.bench.pieces_persistent import persistent_matmul_kernel
+    from tileloom.target import target_of
+
+    kernel: Any = persistent_matmul_kernel
+    tiles = -(-case.m // 128) * -(-case.n // 256)
+
+    def call(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = a.new_empty(case.m, case.n)
+        kernel[(min(target_of(a).sms, tiles),)](
+            TensorDescriptor.from_tensor(a, [128, 64]),
+            TensorDescriptor.from_tensor(b.mT, [256, 64]),
+            TensorDescriptor.from_tensor(out, [128, 128]),
+            *(case.m, case.n, case.k, 128, 256, 64, 8),
+            num_warps=8,
+            num_stages=3,
+        )
+        return out
+
+    return call
+
+
 _QUACK = {"relu": "relu", "gelu_tanh": "gelu_tanh_approx", "silu": "silu"}
 
 
@@ -88,11 +121,12 @@ GEMM_PEERS: Mapping[str, FunctionContender[GemmCase]] = {
     "compile": _compiled(None),
     "compile-max": _compiled("max-autotune-no-cudagraphs"),
     "seed": FunctionContender("seed", _seed, _refuse_seed),
+    "triton": FunctionContender("triton", _triton, _refuse_triton),
     "quack": _quack(tuned=False),
     "quack-tuned": _quack(tuned=True),
 }
 """By name; `compile-max` and `quack-tuned` try many kernels for each case, which takes minutes."""
-DEFAULT_GEMM_PEERS = ("torch", "compile", "seed", "quack")
+DEFAULT_GEMM_PEERS = ("torch", "compile", "seed", "triton", "quack")
 
 
 def takes_part(name: str, case: GemmCase) -> bool:
@@ -103,4 +137,6 @@ def takes_part(name: str, case: GemmCase) -> bool:
         return case.chunks > 0
     if name in ("compile", "compile-max"):
         return case.is_fused and not case.chunks
+    if name == "triton":
+        return not case.is_fused and not case.chunks
     return not case.chunks

@@ -60,8 +60,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "rowwise_cases.json of benchmarks/")
     add("--peers", metavar="NAMES",
         help="attention: comma list of cudnn, flash, efficient, fa4, flex, or none; default: all "
-        "but flex, which compiles; with --quick cudnn and efficient. gemm: torch, compile, seed, "
-        "quack, and not by default compile-max, quack-tuned. rowwise: eager, compile, quack")
+        "but flex, which compiles; with --quick cudnn and efficient. gemm: torch, compile, "
+        "seed, triton, quack, and not by default compile-max, quack-tuned. rowwise: eager, "
+        "compile, quack")
     add("--config", action="append", default=[], metavar="[CASES@]TEXT",
         help="one more contender: an explicit config, as config.encode() and the record of a run "
         "write it; after d64-*@ in the cases of that name only; may be repeated")

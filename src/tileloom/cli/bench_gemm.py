@@ -1,4 +1,4 @@
-"""`tileloom bench gemm`: matrix products beside cuBLAS, Inductor, the seed's operator and QuACK."""
+"""`tileloom bench gemm`: matrix products beside cuBLAS, Inductor, the seed, Triton and QuACK."""
 
 from __future__ import annotations
 
@@ -100,10 +100,11 @@ def _read_config(text: str) -> MatmulConfig:
         config = decode(text)
     except (ValueError, TypeError):
         config = None
-    if config is None or config.encode() != text:
+    if config is None or not config.encode().startswith(text):
         raise OptionError(
             f"bench: --config {text!r} is no config of a matrix product; it must be a text of "
-            f"config.encode(). Try: --config {GluonSm90Config().encode()}."
+            "config.encode(), of which the end may be missing. Try: --config "
+            f"{GluonSm90Config().encode()}."
         )
     return config
 
