@@ -159,10 +159,15 @@ class GluonSm90Config:
 
     def smem_bytes(self, problem: MatmulProblem, stages: int) -> int:
         """Shared memory of a block with so many stages."""
-        rows, _ = self.warpgroup_tile()
+        rows, columns = self.warpgroup_tile()
         line = self.slice_columns(problem) * problem.out_dtype.itemsize
         slices = self.consumers * self.buffers(problem) * rows * line
-        return stages * self._stage_bytes() + slices + _BARRIER_BYTES
+        bias = 0
+        if problem.bias_dtype is not None:
+            bias = (
+                self.consumers * (rows if self.swap_ab else columns) * problem.bias_dtype.itemsize
+            )
+        return stages * self._stage_bytes() + slices + bias + _BARRIER_BYTES
 
     def _stage_bytes(self) -> int:
         return (self.block_m + self.block_n) * self.block_k * 2

@@ -59,6 +59,7 @@ from tileloom.ops.gemm.pieces_gluon_sm90 import (
     leave_part,
     load_a,
     load_b,
+    load_bias,
     load_residual,
     matrix,
     stack,
@@ -173,8 +174,8 @@ def _multiply(
 
 @gluon.jit
 def _consumer(
-    WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials, counters,
-    a_smem, b_smem, c_smem, full, empty, turns, residual_full, n, k_steps, out_row_stride,
+    WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem, partials,
+    counters, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n, k_steps, out_row_stride,
     WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     SPLIT_N: gl.constexpr, SHARERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
@@ -184,6 +185,8 @@ def _consumer(
     PART: gl.constexpr = 0 if PINGPONG else WG
     STAGES: gl.constexpr = empty.type.shape[0]
     BLOCK_N: gl.constexpr = SHARERS * WN if SPLIT_N else WN
+    if HAS_BIAS:
+        bias_smem = bias_smem.index(WG)
     gdc_wait()
     stage = 0
     phase = 0
@@ -198,6 +201,8 @@ def _consumer(
         col = work.n_idx * BLOCK_N + (PART * WN if SPLIT_N else 0)
         rows = work.rows_end - row
         batch, _first, steps = k_range(work.l_idx, k_steps, SPLITS)
+        if HAS_BIAS:
+            bias = load_bias(bias_ptr, row, rows, col, n, bias_smem, SWAP_AB)
         if HAS_RESIDUAL and SPLITS == 1:
             load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
                           CHUNKED, SWAP_AB)  # fmt: skip
@@ -206,10 +211,12 @@ def _consumer(
         acc, stage, phase = _multiply(a_smem, b_smem, full, empty, turns, steps, stage, phase, WG,
                                       WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS,
                                       PINGPONG)  # fmt: skip
+        if HAS_BIAS:
+            bias_smem.store(bias)
         if SPLITS == 1:
-            store_tile(acc, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
-                       batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
-                       HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
+            store_tile(acc, 0, out_desc, out_ptr, bias_smem, c_smem, residual_full,
+                       stored & 1, batch, row, rows, col, n, out_row_stride, WG, BUFFERS,
+                       ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
             stored += 1
         else:
             tile = work.linear - work.l_idx * (scheduler.order.total // SPLITS)
@@ -220,9 +227,9 @@ def _consumer(
                     load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG,
                                   BUFFERS, CHUNKED, SWAP_AB)  # fmt: skip
                 whole = gather_parts(partials, part, acc, SPLITS)
-                store_tile(whole, 0, out_desc, out_ptr, bias_ptr, c_smem, residual_full, stored & 1,
-                           batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
-                           HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
+                store_tile(whole, 0, out_desc, out_ptr, bias_smem, c_smem, residual_full,
+                           stored & 1, batch, row, rows, col, n, out_row_stride, WG, BUFFERS,
+                           ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
                 stored += 1
         if DYNAMIC:
             work = scheduler.receive_next_work(count)
@@ -282,7 +289,13 @@ def matmul_kernel(
             mbarrier.init(turns.index(i), count=128)
     if not HAS_RESIDUAL:
         residual_desc = out_desc  # never used; a partition takes no None
-    if not HAS_BIAS:
+    bias_smem = full
+    if HAS_BIAS:
+        bias_smem = gl.allocate_shared_memory(
+            bias_ptr.dtype.element_ty, [WARPGROUPS, WM if SWAP_AB else WN],
+            gl.SwizzledSharedLayout(1, 1, 1, [0]),
+        )  # fmt: skip
+    else:
         bias_ptr = out_ptr  # never used
     if UNIFORM:
         table = out_ptr  # never used
@@ -312,37 +325,37 @@ def matmul_kernel(
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     if WARPGROUPS == 2:
         gl.warp_specialize([
-            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
-                         counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
-                         k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
-                         SPLITS, SWAP_AB, PINGPONG)),
-            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
-                         counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
-                         k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
-                         SPLITS, SWAP_AB, PINGPONG)),
+            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
                          k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS, CHUNKED,
                          DYNAMIC, SPLITS)),
         ], [4, 1], [240, 32])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
-                         counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
-                         k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
-                         SPLITS, SWAP_AB, PINGPONG)),
-            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
-                         counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
-                         k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
-                         SPLITS, SWAP_AB, PINGPONG)),
-            (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, partials,
-                         counter, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n,
-                         k_steps, out_row_stride, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-                         SHARERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, DYNAMIC,
-                         SPLITS, SWAP_AB, PINGPONG)),
+            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+            (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
                          k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS, CHUNKED,
                          DYNAMIC, SPLITS)),
