@@ -157,9 +157,9 @@ def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_smem, smem, resid
                     HAS_RESIDUAL, CHUNKED, SWAP_AB, BUFFERS - 1)  # fmt: skip
     else:
         left, right = halves(x)
-        store_tile(left, FIRST, out_desc, out_ptr, bias_smem, smem, residual_full, phase, batch, row,
-                   rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
-                   CHUNKED, SWAP_AB)  # fmt: skip
+        store_tile(left, FIRST, out_desc, out_ptr, bias_smem, smem, residual_full, phase, batch,
+                   row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
+                   HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
         store_tile(right, FIRST + N // SUB // 2, out_desc, out_ptr, bias_smem, smem, residual_full,
                    phase, batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
                    HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
