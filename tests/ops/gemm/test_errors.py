@@ -173,8 +173,8 @@ def test_a_config_says_all_that_is_wrong_with_it():
         assert text in str(caught.value)
     swapped = (
         (
-            GluonSm90Config(128, 256, swap_ab=True),
-            "the tile is 128x256, not one of 192x128, 128x128, 128x64,",
+            GluonSm90Config(64, 256, swap_ab=True),
+            "the tile is 64x256, not one of 128x256, 256x128, 192x128,",
         ),
         (GluonSm90Config(64, 16), "the tile is 64x16, not one of 128x256,"),
         (GluonSm90Config(pingpong=True), "the tile is 128x256, not one of 128x128, 64x256, 64x128"),
