@@ -199,6 +199,12 @@ WRONG = [
     (Tiled, {"box": (1, 16, 20)}, ShapeError,
      "a box has 20 elements = 40 bytes along the last dimension; TMA needs a multiple of 16 bytes. "
      "Try: 24 elements."),
+    (Tiled, {"box": (16, 256, 32)}, OptionError,
+     "a box of 16 x 256 x 32 elements has 262144 bytes; TMA takes 233472 at most, which is all of "
+     "shared memory. Try: a smaller box."),
+    (Tiled, {"box": (1, 16, 20), "interleave": "16B"}, ShapeError,
+     "a box has 20 elements = 40 bytes along the last dimension; TMA needs a multiple of 16 bytes. "
+     "Try: 24 elements."),
     (Tiled, {"box": (1, 16, 128), "swizzle": "128B"}, OptionError,
      "a box has 128 elements = 256 bytes along the last dimension, and swizzle='128B' permutes "
      "within 128 bytes. Try: a box of 64 elements and more loads, or swizzle='none'."),
@@ -223,6 +229,9 @@ WRONG = [
      "64); each must be at least 1. Try: upper = padding - dilation * (kernel - 1)."),
     (Im2col, {"pixels": 1025}, OptionError,
      "pixels is 1025; TMA takes 1 to 1024. Try: pixels=1024 and more loads."),
+    (Im2col, {"pixels": 1024, "channels": 128}, OptionError,
+     "a box of 1024 x 128 elements has 262144 bytes; TMA takes 233472 at most, which is all of "
+     "shared memory. Try: a smaller box."),
     (Im2col, {"channels": 0}, OptionError,
      "channels is 0; TMA takes 1 to 256. Try: channels=1."),
 ]  # fmt: skip

@@ -33,8 +33,8 @@ _BULK_ALIGNMENT = 16
 _BARRIER_ALIGNMENT = 8
 _INTEGERS = ("Int32", "Uint32", "Int64", "Uint64")
 _HALVES = ("Float16", "BFloat16")
-# What each operation combines; anything else is an illegal instruction (measured on an H200), also
-# sums of signed 64 bits and inc and dec of signed 32: the DSL's types do not tell the sign.
+# What each operation combines; anything else is an illegal instruction (measured on an H200). So
+# are sums and bits of int64, inc and dec of int32, but the DSL's types do not tell the sign.
 REDUCTIONS = {
     "add": (*_INTEGERS, *_HALVES, "Float32", "Float64"),
     "min": (*_INTEGERS, *_HALVES),
@@ -387,7 +387,8 @@ def tma_reduce(
     Args:
         tma_desc: The descriptor, as in `tma_load`; its element type is what is combined: add takes
             float16, bfloat16, float32, float64, int32, uint32 and uint64; min and max float16,
-            bfloat16 and integers of 32 and 64 bits; inc and dec uint32; the rest these integers.
+            bfloat16 and integers of 32 and 64 bits; inc and dec uint32; the rest int32, uint32 and
+            uint64.
         smem_ptr: Pointer to or tensor in shared memory, at a multiple of 128 bytes.
         crd: As in `tma_store`.
         op: ``"add"``, ``"min"``, ``"max"``, ``"inc"``, ``"dec"``, ``"and"``, ``"or"``, ``"xor"``.

@@ -89,7 +89,7 @@ class TensorMap:
                 are multiples of 16 bytes below 2^40, except where the size is 1; a stride of 0 is
                 one. Every dtype of 1 to 8 bytes but complex ones.
             box: Size of a box along each dimension, in elements, 1 to 256; the last one spans a
-                multiple of 16 bytes.
+                multiple of 16 bytes, and what is copied has 228 KiB at most.
             swizzle: ``"none"``, ``"32B"``, ``"64B"`` or ``"128B"``: 16-byte pieces are permuted in
                 shared memory within that span, which the last size of the box may not exceed. Rows
                 of a narrower box lie that span apart: see `shared_bytes`.
@@ -151,7 +151,7 @@ class TensorMap:
             upper: Where they end, counted from the last pixel:
                 ``padding - dilation * (kernel - 1)``. Both are -32768 to 32767 in one spatial
                 dimension, -128 to 127 in two, -16 to 15 in three.
-            pixels: Of a load, 1 to 1024.
+            pixels: Of a load, 1 to 1024; with their channels 228 KiB at most.
             channels: Of each pixel, 1 to 256, a multiple of 16 bytes, within the swizzle's span.
             swizzle: As for `tiled`, and so the rest.
             interleave: As for `tiled`.
