@@ -7,6 +7,7 @@ import importlib.util
 import sys
 
 import pytest
+import torch
 
 from tests.house import ROOT
 
@@ -28,3 +29,27 @@ def kernels():
     if not find_cute():
         pytest.skip("the CuTe DSL is not installed; make test puts it into .cute-dsl")
     return importlib.import_module("tests.cpasync.kernels")
+
+
+@pytest.fixture(scope="session")
+def device():
+    """The GPU that the binaries are for."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernels are compiled for sm_90a")
+    return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def binaries(device):
+    """Binaries by name (`tests.cpasync.gpu_cubins`): from the folder, else compiled."""
+    gpu_cubins = importlib.import_module("tests.cpasync.gpu_cubins")
+    made = {}
+
+    def binary(name):
+        if name not in made:
+            made[name] = gpu_cubins.find(name)
+        if made[name] is None:
+            pytest.skip("neither .cute-cubins nor the CuTe DSL is here: see test_gpu.py")
+        return made[name]
+
+    return binary

@@ -10,33 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cpasync import examples, gpu_cubins
+from tests.cpasync import examples
 from tests.cpasync.test_probes import BOXES, COPIES, REDUCTIONS, SWIZZLES, copy_case
 from tileloom.testing import assert_accurate
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module")
-def device():
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("the kernels are compiled for sm_90a")
-    return torch.device("cuda")
-
-
-@pytest.fixture(scope="module")
-def binaries(device):
-    """Binaries by name: from the folder, else compiled."""
-    made = {}
-
-    def binary(name):
-        if name not in made:
-            made[name] = gpu_cubins.find(name)
-        if made[name] is None:
-            pytest.skip("neither .cute-cubins nor the CuTe DSL is here: see the top of this file")
-        return made[name]
-
-    return binary
 
 
 def run(binary, matrices, *arguments):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cpasync.gpu_cubins import MASKS, NUMBERS, POLICIES
-from tests.cpasync.test_gpu import binaries, device, run  # noqa: F401  (fixtures)
+from tests.cpasync.test_gpu import run
 from tests.house import ROOT
 from tileloom.cpasync import TensorMap, TensorMapTable
 
@@ -41,7 +41,7 @@ def unfolded(x, tap, stride, padding, dilation, out):
 
 @pytest.mark.parametrize("swizzle", ["none", "128B"])
 @pytest.mark.parametrize("name", WINDOWS)
-def test_im2col_is_unfold(binaries, device, name, swizzle):  # noqa: F811
+def test_im2col_is_unfold(binaries, device, name, swizzle):
     shape, window, stride, padding, dilation = WINDOWS[name]
     spatial = shape[1:-1]
     out = [
@@ -87,7 +87,7 @@ def launched(binary, *arguments, grid=(1, 1, 1), **options):
 
 @pytest.mark.parametrize("op", [None, "add"])
 @pytest.mark.parametrize(("start", "upper"), [((0, 0, 0), 0), ((0, 5, 7), 0), ((1, 2, 3), -2)])
-def test_im2col_stores_walk_over_the_pixels(binaries, device, op, start, upper):  # noqa: F811
+def test_im2col_stores_walk_over_the_pixels(binaries, device, op, start, upper):
     n, h, w = 2, 9, 11
     images = torch.randint(0, 50, (n, h, w, CHANNELS), device=device).half()
     rows = torch.randint(0, 50, (PIXELS, CHANNELS), device=device).half()
@@ -105,7 +105,7 @@ def test_im2col_stores_walk_over_the_pixels(binaries, device, op, start, upper):
 
 
 @pytest.mark.parametrize("form", ["atom", "pointer", "tensor"])
-def test_descriptors_of_every_form(binaries, device, form):  # noqa: F811
+def test_descriptors_of_every_form(binaries, device, form):
     """In an atom of the DSL, which is a parameter, and from a table in global memory."""
     matrices = torch.randn(3, 64, 64, device=device).half()
     maps = [TensorMap.tiled(m, (8, 64)) for m in matrices]
@@ -131,7 +131,7 @@ print(out.tolist())
     ("offset", "said", "end"),
     [(8, "[8.0, 9.0, 10.0, 11.0]", 0), (2, "cp_async_gs: dst is not a multiple of 16 bytes", 1)],
 )
-def test_the_debug_mode_stops_a_kernel_with_a_sentence(binaries, offset, said, end):  # noqa: F811
+def test_the_debug_mode_stops_a_kernel_with_a_sentence(binaries, offset, said, end):
     binaries("probe-checked")
     command = [sys.executable, "-c", CHECKED, str(offset)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -139,7 +139,7 @@ def test_the_debug_mode_stops_a_kernel_with_a_sentence(binaries, offset, said, e
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_bulk_copies_of_every_size_and_policy(binaries, device, policy):  # noqa: F811
+def test_bulk_copies_of_every_size_and_policy(binaries, device, policy):
     source = torch.randn(1024 + 4, device=device)
     for size in (16, 32, 48, 128, 1040, 4080, 4096):
         for shift in (0, 4):  # the copies begin at a multiple of 16 bytes, not of 32
@@ -150,7 +150,7 @@ def test_bulk_copies_of_every_size_and_policy(binaries, device, policy):  # noqa
             assert torch.equal(target.nan_to_num(99), right.nan_to_num(99))
 
 
-def test_cp_async_arrives_at_mbarriers(binaries, device):  # noqa: F811
+def test_cp_async_arrives_at_mbarriers(binaries, device):
     source = torch.randn(1024, device=device)
     out = torch.zeros_like(source)
     run(binaries("probe-arrivals"), (), source, out)
@@ -159,7 +159,7 @@ def test_cp_async_arrives_at_mbarriers(binaries, device):  # noqa: F811
 
 @pytest.mark.parametrize("kind", ["box", "bulk"])
 @pytest.mark.parametrize("name", MASKS)
-def test_multicast(binaries, device, name, kind):  # noqa: F811
+def test_multicast(binaries, device, name, kind):
     masks = MASKS[name]
     blocks, binary = len(masks), binaries(f"probe-multicast-{kind}-{name}")
     source = torch.randn(8 * blocks, 32, device=device)
@@ -176,14 +176,14 @@ def test_multicast(binaries, device, name, kind):  # noqa: F811
 
 
 @pytest.mark.parametrize("blocks", [2, 4, 8])
-def test_arrivals_from_other_blocks(binaries, device, blocks):  # noqa: F811
+def test_arrivals_from_other_blocks(binaries, device, blocks):
     binary = binaries(f"probe-remote-{blocks}")
     out = torch.zeros(blocks, dtype=torch.int32, device=device)
     launched(binary, out, grid=(blocks, 1, 1), cluster=(blocks, 1, 1))
     assert out.tolist() == [sum(range(2, blocks + 1)), *range(2, blocks + 1)]
 
 
-def test_numbers_of_every_type_reach_a_kernel(binaries, device):  # noqa: F811
+def test_numbers_of_every_type_reach_a_kernel(binaries, device):
     out = torch.zeros(len(NUMBERS), dtype=torch.float64, device=device)
     launched(binaries("probe-numbers"), out, *NUMBERS.values())
     assert out.tolist() == [float(number) for number in NUMBERS.values()]

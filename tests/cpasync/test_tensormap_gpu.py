@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from tests.cpasync import gpu_cubins, layouts
+from tests.cpasync import layouts
 from tests.cpasync.test_tensormap import EDGES, IMAGES, RIGHT
 from tileloom.cpasync.tensormap import TensorMap, TensorMapTable
 from tileloom.cpasync.tensormap_layout import Tiled
@@ -73,15 +73,13 @@ def test_the_driver_agrees_at_every_edge(kind, taken, refused):
 
 
 @pytest.fixture(scope="module")
-def launches():
+def launches(binaries):
     """Of a box of each rank: `probe-raw` writes out shared memory as it lies."""
     made = {}
 
     def launch_of(rank):
         if rank not in made:
-            binary = gpu_cubins.find(f"probe-raw-{rank}")
-            if binary is None:
-                pytest.skip("neither .cute-cubins nor the CuTe DSL is here: see test_gpu.py")
+            binary = binaries(f"probe-raw-{rank}")
             made[rank] = binary.cubin.launcher(
                 binary.types, grid=(1,), shared_bytes=0, device=torch.cuda.current_device()
             )

@@ -105,6 +105,11 @@ class Layout:
         raise NotImplementedError
 
     @property
+    def box_shape(self) -> tuple[int, ...]:
+        """Elements that a load copies along each dimension."""
+        raise NotImplementedError
+
+    @property
     def box_bytes(self) -> int:
         """Bytes of a load: what a barrier expects, also of a box at the edge."""
         raise NotImplementedError
