@@ -16,7 +16,7 @@ KNOWN_FAULTS = {
     ("3.9.0", f"{_FWD}[d256-ragged-bf16]"): "spills 40 bytes",
     ("3.9.0", f"{_FWD}[d256-packed-causal-bf16]"): "spills 100 bytes",
     ("3.9.0", f"{_BWD}[d256-packed-bf16-64x2]"): "spills 464 bytes",
-    ("3.9.0", f"{_BWD}[d256-packed-causal-bf16-64x2]"): "spills 500 bytes",
+    ("3.9.0", f"{_BWD}[d256-packed-causal-bf16-64x2]"): "spills 508 bytes",
     ("3.8.0", f"{_FWD}[d32-causal-fp16]"): "C7513",
     ("3.8.0", f"{_FWD}[d128-causal-fp16]"): "C7513",
     ("3.8.0", f"{_FWD}[d256-ragged-bf16]"): "spills 12 bytes",
