@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+_ATTENTION = {"cudnn": "cuDNN", "fa4": "FlashAttention-4", "flash": "FlashAttention-2"}
+_ATTENTION["efficient"] = "mem_eff_attention"
+_BOUND = re.compile(r"(\S+): bound (\d+) TFLOP/s by ([a-z ]+), tileloom reaches ([\d.]+) of it")
 _NAMES = {"compile": "torch.compile", "eager": "PyTorch", "quack": "QuACK"}
 _LAUNCHES = (
     ("raw", "raw: `cuLaunchKernel` in C"),
@@ -92,6 +95,75 @@ def rowwise(record: Record) -> str:
     )
 
 
+def _attention_rows(record: Record) -> tuple[list[str], list[list[str]], list[str]]:
+    """Head and rows of a table of attention's speeds, and of each peer what was won and lost."""
+    cells = record["cells"]
+    found = {entry["name"] for cell in cells for entry in cell["entries"] if entry["tflops"]}
+    peers = [name for name in _ATTENTION if name in found]
+    judged = [name for name in peers if name in ("cudnn", "fa4")]
+    rows: list[list[str]] = []
+    won: dict[str, list[str]] = {name: [] for name in judged}
+    lost: dict[str, list[str]] = {name: [] for name in judged}
+    for cell in cells:
+        entries = _entries(cell)
+        name, ours = cell["case"]["name"], entries["tileloom"]
+        row = [name, *(f"{entries[e]['tflops']:.0f}" if e in entries else "-"
+                       for e in ("tileloom", *peers))]  # fmt: skip
+        for peer in judged:
+            ratio = ours["ratios"].get(peer)
+            row.append(
+                f"{ratio['value']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]" if ratio else ""
+            )
+            if ratio and ratio["low"] > 1:
+                won[peer].append(name)
+            elif ratio:
+                lost[peer].append(f"{name} ({ratio['value']:.2f})")
+        rows.append(row)
+    head = ["case", "tileloom", *(_ATTENTION[e] for e in peers)]
+    head += [f"against {_ATTENTION[e]} [95 %]" for e in judged]
+    text = [
+        f"Ahead of {_ATTENTION[e]} in {len(won[e])} of {len(won[e]) + len(lost[e])} cells; not in: "
+        f"{', '.join(lost[e]) or 'none'}."
+        for e in judged
+    ]
+    return head, rows, text
+
+
+def attention(record: Record) -> str:
+    """The table of `tileloom bench attention`, and who is ahead."""
+    head, rows, text = _attention_rows(record)
+    return f"{_where(record)}\n\n{_table(head, rows)}\n\n{' '.join(text)}"
+
+
+def features(record: Record) -> str:
+    """The table of `tileloom bench attention --features`, with the bound of each feature."""
+    bounds = {m[1]: m for note in record["notes"] if (m := _BOUND.match(note))}
+    head, rows, text = _attention_rows(record)
+    seed = head.index("mem_eff_attention") if "mem_eff_attention" in head else None
+    below: list[str] = []
+    for row in rows:
+        bound = bounds.get(row[0])
+        row += [f"{bound[2]} by {bound[3]}", bound[4]] if bound else ["", ""]
+        has_seed = seed is not None and row[seed] != "-"
+        row.append(f"{float(row[1]) / float(row[seed]):.1f}" if seed and has_seed else "")
+        if bound and float(bound[4]) < 0.8:
+            below.append(f"{row[0]} ({bound[4]})")
+    table = _table([*head, "bound", "reached", "times mem_eff"], rows)
+    under = f"Below 0.8 of the bound: {', '.join(below) or 'none'}."
+    return f"{_where(record)}\n\n{table}\n\n{' '.join([*text, under])}"
+
+
+def _where(record: Record) -> str:
+    machine, rounds = record["machine"], {cell["rounds"] for cell in record["cells"]}
+    many = f"{min(rounds)} to {max(rounds)}" if len(rounds) > 1 else f"{min(rounds)}"
+    return (
+        f"One {machine['card']}, {record['date'][:10]}, commit {_commit(record)}, torch "
+        f"{machine['torch'].partition('+')[0]}, cuDNN {machine['packages']['nvidia-cudnn-cu13']}, "
+        f"Triton {machine['packages']['triton']}; TFLOP/s, causal counted at half, medians of "
+        f"{many} interleaved rounds."
+    )
+
+
 def _commit(record: Record) -> str:
     code = record["code"]
     return code if isinstance(code, str) else str(code["commit"])[:7]
@@ -127,16 +199,22 @@ def launches(record: Record) -> str:
     return text
 
 
-TABLES: Mapping[str, tuple[str, Callable[[Record], str]]] = {
+_RESULTS = ROOT / "benchmarks" / "results"
+_ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "rowwise_h100.json": ("docs/benchmarks.md", rowwise),
     "launch_h100.json": ("docs/launching.md", launches),
+    "attention_fwd_h100.json": ("docs/benchmarks.md", attention),
+    "attention_bwd_h100.json": ("docs/benchmarks.md", attention),
+    "attention_features_fwd_h100.json": ("docs/benchmarks.md", features),
+    "attention_features_bwd_h100.json": ("docs/benchmarks.md", features),
 }
-"""Record -> the page that shows it, and what makes the text."""
+TABLES = {name: made for name, made in _ALL.items() if (_RESULTS / name).exists()}
+"""Record that is there -> the page that shows it, and what makes the text."""
 
 
 def page_with(name: str, page: str) -> str:
     """Return the text of a page with the table of a record as the record says."""
-    record = json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8"))
+    record = json.loads((_RESULTS / name).read_text(encoding="utf-8"))
     begin, end = f"<!-- from {name} -->\n", "\n<!-- end -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     text = begin + TABLES[name][1](record) + end

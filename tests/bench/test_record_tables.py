@@ -52,3 +52,21 @@ def test_calls_and_the_first_launch_from_a_bundle_are_shown():
     )
     assert "| rms_norm | 10.0 | 9.0 | 0.90 |" in text
     assert "| add | 1.50 | 1.50 | 1.50 | 1.50 |" in text
+
+
+def test_the_cells_of_attention_that_are_not_ahead_are_named():
+    record = _record("attention_fwd_h100.json")
+    for ratio in [e for e in record["cells"][3]["entries"] if e["name"] == "tileloom"]:
+        ratio["ratios"]["cudnn"] |= {"value": 0.93, "low": 0.9, "high": 1.01}
+    text = tables.attention(record)
+    assert f"{record['cells'][3]['case']['name']} (0.93)" in text.partition("not in: ")[2]
+
+
+def test_features_show_their_bounds_and_what_is_below():
+    record = _record("attention_fwd_h100.json")
+    names = [cell["case"]["name"] for cell in record["cells"]]
+    note = "{}: bound 500 TFLOP/s by plain speed, tileloom reaches {} of it, 3.9 times the seed's"
+    record["notes"] = [note.format(names[0], "0.79"), note.format(names[1], "0.80")]
+    text = tables.features(record)
+    assert "| 500 by plain speed | 0.79 | 3.5 |" in text
+    assert text.endswith(f"Below 0.8 of the bound: {names[0]} (0.79).")
