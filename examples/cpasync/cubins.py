@@ -136,7 +136,7 @@ def compile_gemm(dtype, out_dtype):
 
 RINGS = [
     (rows, row_bytes, stages, read)
-    for rows, row_bytes in ((4, 512), (8, 512), (32, 512), (32, 128), (128, 128))
+    for rows, row_bytes in ((4, 512), (8, 512), (32, 512), (128, 128))
     for stages in (2, 4, 8)
     for read in (True, False)
 ]

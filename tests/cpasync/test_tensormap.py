@@ -300,6 +300,17 @@ def test_rows_narrower_than_the_swizzle_are_spaced_out(model, columns, swizzle, 
     assert made.shared_bytes == 8 * shared
 
 
+@pytest.mark.parametrize("name", ["box_bytes", "shared_bytes"])
+def test_what_an_interleaved_load_moves_is_not_known(model, name):
+    made = TensorMap.tiled(aligned(4, 8, 64), (1, 4, 8), interleave="16B")
+    with pytest.raises(OptionError) as caught:
+        getattr(made, name)
+    assert str(caught.value) == (
+        f"TensorMap.tiled: {name} of interleave='16B' is not known: TMA then moves slices of 16 or "
+        "32 bytes and more than the box's elements. Try: interleave='none', or a count of your own."
+    )
+
+
 def test_a_size_of_one_may_have_any_stride(model):
     x = aligned(8, 64).as_strided((1, 8, 1, 64), (7, 64, 3, 1))
     TensorMap.tiled(x, (1, 8, 1, 64))

@@ -57,7 +57,11 @@ class TensorMap:
         """Bytes that a load writes to shared memory: what its mbarrier expects.
 
         It is the same for a box that reaches outside the tensor, which is filled.
+
+        Raises:
+            OptionError: If the descriptor is interleaved: see `tiled`.
         """
+        self._check_known("box_bytes")
         return self.layout.box_bytes
 
     @property
@@ -65,8 +69,20 @@ class TensorMap:
         """Bytes of shared memory that a load may touch: more than `box_bytes` in some cases.
 
         Where the box is narrower than the swizzle's span, its rows are that span apart.
+
+        Raises:
+            OptionError: If the descriptor is interleaved: see `tiled`.
         """
+        self._check_known("shared_bytes")
         return self.layout.shared_bytes
+
+    def _check_known(self, name: str) -> None:
+        if self.layout.interleave != "none":
+            raise OptionError(
+                f"{self.layout.op}: {name} of interleave={self.layout.interleave!r} is not known: "
+                "TMA then moves slices of 16 or 32 bytes and more than the box's elements. Try: "
+                "interleave='none', or a count of your own."
+            )
 
     @classmethod
     def tiled(
@@ -95,7 +111,9 @@ class TensorMap:
                 of a narrower box lie that span apart: see `shared_bytes`.
             interleave: ``"16B"`` or ``"32B"`` for channels that lie in slices of such a size (3
                 dimensions or more); ``"32B"`` needs ``swizzle="32B"``, address and strides in
-                multiples of 32 bytes.
+                multiples of 32 bytes. The descriptor is encoded as it is given; what a load then
+                moves has not been established (on an H200 coordinates along the last dimension
+                count slices), so that `box_bytes` and `shared_bytes` are refused.
             fill: What is read outside the tensor: ``"zero"``, or ``"nan"`` for floating dtypes.
             element_strides: Step within a box along each dimension, 1 to 8: of `box` elements every
                 so many-th is copied. Not along the last one, unless interleaved.
