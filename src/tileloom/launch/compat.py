@@ -189,6 +189,13 @@ def assembler_version(capability: int) -> str:
     return str(get_ptxas(capability).version)
 
 
+def hash_triton() -> None:
+    """Let Triton hash all of itself, for the names in its cache: once a process, 0.3 to 0.4 s."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
+
+
 def compile_options(num_warps: int, num_stages: int) -> dict[str, object]:
     """Return Triton's compile options, the same code on every version.
 

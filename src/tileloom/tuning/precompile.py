@@ -281,6 +281,9 @@ def precompile(
 
     pairs = [(kernel.spec(config, arch), arch) for config in configs]
     cache, limit = Path(of_triton.cache.dir), timeout_s or knobs.get("tuning.timeout")
+    # What this process needs to take their work from the cache, while they come up.
+    hashing = threading.Thread(target=compat.hash_triton, daemon=True)
+    hashing.start()
     source = compat.source_hash(kernel.fn)
     with _pools.one(cache, limit) as pool:
         while True:
@@ -296,6 +299,7 @@ def precompile(
             if is_fresh or not (other or all(r.error is not None for r in results)):
                 break
             pool.close()  # these have imported the module before; it may have been another then
+    hashing.join()
     return {} if other else dict(zip(configs, results))
 
 
