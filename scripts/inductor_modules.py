@@ -7,7 +7,8 @@ The modules are those of tests/tuning/modules for the installed torch; without a
 Then, for each module:
 
 first     seconds until the end of the first call with empty caches, in turn with the original's:
-          import, compiling in PyTorch's workers, tuning; the median of several
+          import, compiling in PyTorch's workers, tuning; the median of several. The workers are up
+          and have imported what they need
 device    milliseconds of a call on the device, both in rotation, with a cold L2 cache
 launch    microseconds of the host for a launch of the module's first kernel, in turn
 tunes     for each kernel with more than one candidate: how many tunes from an empty store chose a
@@ -31,7 +32,7 @@ from typing import Any
 import torch
 import triton
 from tests.tuning.make_modules import FOLDER, MODELS, VERSION, arguments
-from tests.tuning.modules import kernels_of, load
+from tests.tuning.modules import kernels_of, load, warm_worker
 from tests.tuning.test_swap_gpu import INACCURATE, check_results, imported
 
 from tileloom import knobs
@@ -224,6 +225,20 @@ def measured(name: str, repeats: int, times: int) -> dict[str, Any]:
     return row
 
 
+def warmed_workers() -> float:
+    """Bring up PyTorch's compile workers; return the median of what importing tileloom took them.
+
+    Each also lets Triton hash itself, a third of a second, which the first kernel of either would.
+    """
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    AsyncCompile.warm_pool()
+    AsyncCompile.wait_pool_ready()
+    pool = AsyncCompile.process_pool()
+    jobs = [pool.submit(warm_worker) for _ in range(get_compile_threads())]
+    return statistics.median(job.result() for job in jobs)
+
+
 def main() -> None:
     """Measure, print each row, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -234,10 +249,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20, help="tunes of each kernel; 0: none")
     options = parser.parse_args()
     names = options.names or sorted(path.stem for path in FOLDER.glob("*.txt"))
-    from torch._inductor.async_compile import AsyncCompile
-
-    AsyncCompile.warm_pool()
-    AsyncCompile.wait_pool_ready()
+    imports = warmed_workers()
     rows: list[dict[str, Any]] = []
     record = {
         "card": torch.cuda.get_device_name(),
@@ -246,6 +258,7 @@ def main() -> None:
         "torch": torch.__version__,
         "triton": triton.__version__,
         "modules": VERSION,
+        "worker_import_s": imports,
         "rows": rows,
     }
     for name in names:

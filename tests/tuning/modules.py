@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import importlib.util
 import itertools
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,21 @@ _count = itertools.count()
 
 def modules() -> list[Path]:
     return sorted(FOLDER.glob("*/*.txt"))
+
+
+def warm_worker(seconds: float = 1.0) -> float:
+    """In a compile worker: import what swapped modules need, and let Triton hash itself.
+
+    Returns:
+        Seconds of the import. The worker is busy for `seconds` longer, so that each gets its turn.
+    """
+    began = time.perf_counter()
+    importlib.import_module("tileloom.tuning.cached")
+    importlib.import_module("tileloom.tuning.inductor")
+    taken = time.perf_counter() - began
+    importlib.import_module("tileloom.launch.compat").hash_triton()
+    time.sleep(seconds)
+    return taken
 
 
 def kernels_of(text: str) -> Iterator[tuple[str, str]]:

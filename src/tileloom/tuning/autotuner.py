@@ -202,7 +202,7 @@ class CachingAutotuner:
                     self._use(found.config, found.found_by)
                     return
                 self._loaded.load_all(self.configs)
-                self.launchers = [self._loaded.launches[c].make() for c in self._runnable()]
+                self.launchers = [self._loaded.launches[c].launcher for c in self._runnable()]
 
     def _warm(self) -> None:
         """Compile in this process: it is a worker of another's pool."""

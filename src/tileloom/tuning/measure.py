@@ -52,7 +52,7 @@ class Plan:
         band: Share of the best time within which candidates are equal.
     """
 
-    rounds: int = 7
+    rounds: int = 6
     most_rounds: int = 21
     sample_ms: float = 2.0
     least_calls: int = 3

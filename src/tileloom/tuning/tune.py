@@ -113,7 +113,6 @@ class Session:
         self._began = time.perf_counter()
         self._rounds = 0
         self._clock: Clock | None = None
-        self._launchers: dict[Config, Any] = {}
         self.tried: dict[Config, Candidate] = {}
 
     def __enter__(self) -> Session:
@@ -168,9 +167,7 @@ class Session:
         return [times.get(config, math.inf) for config in configs]
 
     def _call(self, config: Config) -> Callable[[], Any]:
-        launcher = self._launchers.get(config)
-        if launcher is None:
-            launcher = self._launchers[config] = self._loaded.launches[config].make()
+        launcher = self._loaded.launches[config].launcher
         return lambda: launcher(*self._arguments, stream=self._loaded.stream())
 
     def _on_round(self, done: int, left: int) -> None:
