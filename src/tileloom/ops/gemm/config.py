@@ -6,7 +6,7 @@ texts alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -322,33 +322,62 @@ def decode(text: str) -> MatmulConfig | None:
 
 
 def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
-    """Give the Hopper config for a problem: the tile whose last wave is fullest, by a cost model.
+    """Give the Hopper config for a problem, by what was measured (docs/matmul.md has the numbers).
 
-    A tile's time is that of its arithmetic, divided by what the shape reached of the card's speed
-    on large problems (`_SPEED`, H100), times the waves of tiles.
+    * At most 64 rows: the operands exchanged, so that a tile is as wide as A has rows. It is bound
+      by memory: 128 of k to a slot, and 256 where so few blocks run that each must load more.
+    * Otherwise the tile whose waves take the least time, by what the shape reaches of the card's
+      speed. Up to 1,024 rows also with the operands exchanged, which is faster there.
+    * From 20 waves on a counter deals the tiles: dealt by turns, blocks drift apart, and no longer
+      read the same rows at about the same time.
     """
-    best = min(TILES, key=lambda tile: _cost(problem, sms, *tile))
-    return GluonSm90Config(*best)
+    if problem.m <= _FEW_ROWS and problem.chunks == 1:
+        return _few_rows(problem, sms)
+    speeds = dict(_SPEED)
+    if problem.m <= _MIDDLE_ROWS < problem.n and problem.chunks == 1:
+        speeds |= _SPEED_EXCHANGED
+    best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
+    if problem.chunks == 1 and _waves(problem, sms, best) >= _MANY_WAVES:
+        return replace(best, scheduler="dynamic")
+    return best
 
 
+_FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES = 64, 1024, 20
 _SPEED = {
-    (128, 256): 1.0,
-    (256, 128): 0.99,
-    (192, 128): 0.93,
-    (128, 128): 0.90,
-    (64, 256): 0.80,
-    (64, 128): 0.65,
-    (128, 64): 0.65,
-    (64, 64): 0.4,
-    (64, 32): 0.2,
+    GluonSm90Config(128, 256): 1.0,
+    GluonSm90Config(256, 128): 0.99,
+    GluonSm90Config(192, 128): 0.97,
+    GluonSm90Config(128, 128): 0.95,
+    GluonSm90Config(64, 256): 0.80,
+    GluonSm90Config(64, 128): 0.65,
+    GluonSm90Config(128, 64): 0.62,
+    GluonSm90Config(64, 64): 0.4,
+    GluonSm90Config(64, 32): 0.2,
+}
+_SPEED_EXCHANGED = {
+    GluonSm90Config(192, 128, swap_ab=True): 0.98,
+    GluonSm90Config(128, 128, swap_ab=True): 0.96,
 }
 
 
-def _cost(problem: MatmulProblem, sms: int, block_m: int, block_n: int) -> float:
-    tiles = -(-problem.m // block_m) * -(-problem.n // block_n) * problem.l
-    waves = -(-tiles // sms)
+def _few_rows(problem: MatmulProblem, sms: int) -> GluonSm90Config:
+    columns = next(size for size in (16, 32, 64) if size >= problem.m)
+    rows = 128 if columns == 16 and problem.a_is_transposed else 64  # see `_faults`
+    tiles = -(-problem.n // rows) * problem.l
+    block_k = 64 if problem.k <= 64 else 256 if columns == 16 and 2 * tiles <= sms else 128
+    return GluonSm90Config(rows, columns, block_k=block_k, swap_ab=True)
+
+
+def _waves(problem: MatmulProblem, sms: int, config: GluonSm90Config) -> int:
+    seen = config.seen(problem)
+    tiles = -(-seen.m // config.block_m) * -(-seen.n // config.block_n) * problem.l
+    return -(-tiles // sms)
+
+
+def _cost(problem: MatmulProblem, sms: int, config: GluonSm90Config) -> float:
     fixed = 1024  # of k: what a tile costs beside its steps
-    return waves * block_m * block_n * (problem.k + fixed) / _SPEED[block_m, block_n]
+    area = config.block_m * config.block_n
+    return _waves(problem, sms, config) * area * (problem.k + fixed)
 
 
 def triton_rule(problem: MatmulProblem, target: Target) -> TritonConfig:
