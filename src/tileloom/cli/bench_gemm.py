@@ -71,7 +71,7 @@ def _choice(case: GemmCase, inputs: tuple[torch.Tensor, ...], config: MatmulConf
         *(a, b, out, given.get("bias")),
         None if residual is None else residual.unsqueeze(0),
         case.activation,
-        max(1, case.chunks),
+        case.chunks,
     )
     if case.chunks:
         return choose_async(problem, target_of(a), "" if config is None else config.encode())

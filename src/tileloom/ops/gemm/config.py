@@ -39,7 +39,7 @@ class ReferenceConfig:
     def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
         del target
-        if problem.chunks > 1:
+        if problem.chunks:
             return ("it waits for no chunk",)
         return ()
 
@@ -73,7 +73,7 @@ class TritonConfig:
             why.append(f"dtype {problem.dtype} is not float16, bfloat16 or float32")
         if problem.out_dtype not in (*_HALF, torch.float32):
             why.append(f"out_dtype {problem.out_dtype} is not float16, bfloat16 or float32")
-        if problem.chunks > 1:
+        if problem.chunks:
             why.append("it waits for no chunk")
         if problem.k == 0:
             why.append("K is 0")
@@ -200,7 +200,7 @@ class GluonSm90Config:
         if (self.block_m, self.block_n) not in tiles:
             shapes = ", ".join(f"{m}x{n}" for m, n in tiles)
             why.append(f"the tile is {self.block_m}x{self.block_n}, not one of {shapes}")
-        if self.swap_ab and problem.chunks > 1:
+        if self.swap_ab and problem.chunks:
             why.append("swap_ab is True, and chunks are rows of a")
         if self.swap_ab and problem.a_is_transposed and self.warpgroup_tile()[1] < 16:
             why.append("a lies by columns, of which a warpgroup would load 8, fewer than 16")
@@ -214,7 +214,7 @@ class GluonSm90Config:
             why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
         if self.scheduler not in ("static", "dynamic"):
             why.append(f"scheduler is {self.scheduler!r}, not 'static' or 'dynamic'")
-        elif self.scheduler == "dynamic" and problem.chunks > 1:
+        elif self.scheduler == "dynamic" and problem.chunks:
             why.append("scheduler is 'dynamic', and chunks are dealt by turns")
         why += self._split_faults(problem)
         if not why:
@@ -240,7 +240,7 @@ class GluonSm90Config:
             )
         if problem.l > 1:
             why.append(f"splits is {self.splits}, and there are {problem.l} batches")
-        if problem.chunks > 1 or self.scheduler == "dynamic":
+        if problem.chunks or self.scheduler == "dynamic":
             why.append(f"splits is {self.splits}, which goes only with whole tiles dealt by turns")
         return why
 
@@ -265,7 +265,7 @@ def _size_reasons(problem: MatmulProblem, block_m: int, block_n: int, splits: in
     limit = _MAX_INT32 - 512
     sizes = (("M", problem.m), ("N", problem.n), ("K", problem.k))
     why = [f"{name} is {size}, more than {limit}" for name, size in sizes if size > limit]
-    tiles_m = -(-problem.m // max(1, block_m)) + problem.chunks - 1
+    tiles_m = -(-problem.m // max(1, block_m)) + max(0, problem.chunks - 1)
     tiles = tiles_m * -(-problem.n // max(1, block_n)) * problem.l * max(1, splits)
     if tiles > limit:
         why.append(f"there are {tiles} tiles of {block_m} x {block_n}, more than {limit}")
@@ -331,13 +331,13 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     * From 20 waves on a counter deals the tiles: dealt by turns, blocks drift apart, and no longer
       read the same rows at about the same time.
     """
-    if problem.m <= _FEW_ROWS and problem.chunks == 1:
+    if problem.m <= _FEW_ROWS and not problem.chunks:
         return _few_rows(problem, sms)
     speeds = dict(_SPEED)
-    if problem.m <= _MIDDLE_ROWS < problem.n and problem.chunks == 1:
+    if problem.m <= _MIDDLE_ROWS < problem.n and not problem.chunks:
         speeds |= _SPEED_EXCHANGED
     best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
-    if problem.chunks == 1 and _waves(problem, sms, best) >= _MANY_WAVES:
+    if not problem.chunks and _waves(problem, sms, best) >= _MANY_WAVES:
         return replace(best, scheduler="dynamic")
     return best
 

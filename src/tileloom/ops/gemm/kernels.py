@@ -154,7 +154,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     from tileloom.ops.gemm import launch_gluon_sm90 as launch
 
     dtype, out = _SHORT[problem.dtype], _SHORT[problem.out_dtype]
-    is_chunked = problem.chunks > 1
+    is_chunked = problem.chunks > 0
     params = launch.params_of(problem, config)
     constexprs = launch.constants(problem, config, params, chunked=is_chunked)
     box = launch.boxes(problem, config)

@@ -17,7 +17,8 @@ ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 class MatmulProblem:
     """Sizes, types and options of one product.
 
-    Shape legend: a `[l, m, k]`, b `[l, k, n]`, out and residual `[l, m, n]`, bias `[n]`.
+    Shape legend: a `[l, m, k]`, b `[l, k, n]`, out and residual `[l, m, n]`, bias `[n]`. `chunks`
+    is 0 where a is all there.
     """
 
     m: int
@@ -33,7 +34,7 @@ class MatmulProblem:
     residual_dtype: torch.dtype | None = None
     bias_dtype: torch.dtype | None = None
     activation: str = ""
-    chunks: int = 1
+    chunks: int = 0
     is_exchanged: bool = False
 
     @staticmethod
@@ -44,7 +45,7 @@ class MatmulProblem:
         bias: torch.Tensor | None,
         residual: torch.Tensor | None,
         activation: str,
-        chunks: int = 1,
+        chunks: int = 0,
     ) -> MatmulProblem:
         """Describe a call on real tensors of three dimensions."""
         return MatmulProblem(
