@@ -20,7 +20,6 @@ from tileloom.emulator import capture
 from tileloom.ops import record_choices
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
 from tileloom.ops.gemm.config import (
-    PINGPONG_TILES,
     SWAP_TILES,
     TILES,
     GluonSm90Config,
@@ -127,13 +126,6 @@ SWAPPED = {
     "swap-dynamic": (MatmulCase(40, 304, 136), small(64, 16, scheduler="dynamic", swap_ab=True)),
 }
 
-PINGPONG = {
-    "pingpong-fused": (FUSED, small(64, 128, pingpong=True)),
-    "pingpong-tt": (FORMS["tt"], small(128, 128, pingpong=True)),
-    "pingpong-batches": (FORMS["batches"], small(64, 128, pingpong=True)),
-    "pingpong-short": (MatmulCase(300, 264, 40), GluonSm90Config(64, 128, stages=3, pingpong=True)),
-}
-
 # With splits an odd number of tiles: the parts of one are then of several programs.
 CALLS = {
     **{f"{m}x{n}": partial(run_hopper, WIDE, small(m, n)) for m, n in TILES},
@@ -152,11 +144,6 @@ CALLS = {
     "fused-64": partial(run_hopper, FUSED, small(64, 128)),
     **{f"swap-{m}x{n}": partial(run_hopper, FEW, small(m, n, swap_ab=True)) for m, n in SWAP_TILES},
     **{name: partial(run_hopper, *call) for name, call in SWAPPED.items()},
-    **{
-        f"pingpong-{m}x{n}": partial(run_hopper, WIDE, small(m, n, pingpong=True))
-        for m, n in PINGPONG_TILES
-    },
-    **{name: partial(run_hopper, *call) for name, call in PINGPONG.items()},
 }
 
 ARRIVING = {"has_residual": True, "has_bias": True}
@@ -175,20 +162,11 @@ CASES = {
             "split-fused",
             "swap-fused",
             "swap-split",
-            "pingpong-64x128",
-            "pingpong-fused",
-            "pingpong-short",
         )
     },
     "arriving": partial(run_arriving, (0, 128, 256, 384, 512), (3, 0, 2, 1), None, small(128, 128)),
     "arriving-fused": partial(
         run_arriving, (0, 128, 256, 384), (1, 2, 0), ARRIVING, small(64, 128)
-    ),
-    "arriving-pingpong": partial(
-        run_arriving, (0, 128, 256, 384), (1, 2, 0), ARRIVING, small(64, 128, pingpong=True)
-    ),
-    "edges-pingpong": partial(
-        run_arrived, (0, 70, 71, 200, 300), ARRIVING, small(64, 128, pingpong=True)
     ),
     "edges": partial(run_arrived, (0, 70, 71, 200, 300), {}, small(128, 128)),
     "edges-fused": partial(run_arrived, (0, 70, 71, 200, 300), ARRIVING, small(64, 128)),

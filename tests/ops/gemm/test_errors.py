@@ -177,11 +177,6 @@ def test_a_config_says_all_that_is_wrong_with_it():
             "the tile is 64x256, not one of 128x256, 256x128, 192x128,",
         ),
         (GluonSm90Config(64, 16), "the tile is 64x16, not one of 128x256,"),
-        (GluonSm90Config(pingpong=True), "the tile is 128x256, not one of 128x128, 64x256, 64x128"),
-        (
-            GluonSm90Config(64, 256, scheduler="dynamic", pingpong=True),
-            "pingpong is True, which go",
-        ),
     )
     for config, text in swapped:
         with emulator.run(), pytest.raises(errors.ConfigError, match=text):

@@ -19,7 +19,6 @@ from tileloom.ops import _counters, record_choices
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
 from tileloom.ops.gemm.async_input import even_offsets
 from tileloom.ops.gemm.config import (
-    PINGPONG_TILES,
     SWAP_TILES,
     TILES,
     GluonSm90Config,
@@ -70,25 +69,12 @@ def test_every_tile_and_transpose(tile, flips):
     assert _judged(case, GluonSm90Config(*tile)) == "gluon_sm90"
 
 
-@pytest.mark.parametrize("tile", PINGPONG_TILES, ids=str)
-@pytest.mark.parametrize("flips", list(itertools.product([False, True], repeat=2)), ids=str)
-def test_warpgroups_that_take_turns(tile, flips):
-    """Few steps of k and many; an odd number of tiles for some blocks, none for a warpgroup."""
-    config = GluonSm90Config(*tile, pingpong=True)
-    for m, n, k in ((304, 264, 328), (4096, 4104, 72), (3000, 5000, 1000)):
-        case = MatmulCase(m, n, k, a_flips=flips[0], b_flips=flips[1])
-        assert _judged(case, config) == "gluon_sm90"
-    fused = MatmulCase(3000, 2056, 328, has_bias=True, has_residual=True, activation="gelu")
-    assert _judged(fused, config) == "gluon_sm90"
-
-
 @pytest.mark.parametrize(
     "config",
     [
         None,
         GluonSm90Config(64, 64, splits=4),
         GluonSm90Config(128, 128, scheduler="dynamic"),
-        GluonSm90Config(128, 128, pingpong=True),
         GluonSm90Config(64, 64, swap_ab=True),
     ],
     ids=str,

@@ -107,8 +107,6 @@ class GluonSm90Config:
         block_k: Elements of k in a slot: 64, 128 or 256. More is fewer waits for small tiles.
         swap_ab: Whether C^T = B^T A^T is computed instead: B's columns are then the tile's rows,
             and the rows of A its columns; see `SWAP_TILES`.
-        pingpong: Whether each of two warpgroups takes whole tiles, so that one multiplies while the
-            other is in its epilogue; see `PINGPONG_TILES`.
     """
 
     block_m: int = 128
@@ -119,7 +117,6 @@ class GluonSm90Config:
     splits: int = 1
     block_k: int = 64
     swap_ab: bool = False
-    pingpong: bool = False
     backend = "gluon_sm90"
 
     def encode(self) -> str:
@@ -141,15 +138,13 @@ class GluonSm90Config:
 
     def warpgroup_tile(self) -> tuple[int, int]:
         """Rows and columns of one consumer warpgroup."""
-        if self.pingpong:
-            return self.block_m, self.block_n
         if self.block_m == 64:
             return 64, self.block_n // 2
         return self.block_m // self.consumers, self.block_n
 
     @property
     def consumers(self) -> int:
-        """Consumer warpgroups of a block."""
+        """Warpgroups that share a tile."""
         return 3 if self.block_m == 192 else 2
 
     def buffers(self, problem: MatmulProblem) -> int:
@@ -196,7 +191,7 @@ class GluonSm90Config:
     def _faults(self, problem: MatmulProblem) -> list[str]:
         """What is wrong with the config's own numbers."""
         why: list[str] = []
-        tiles = SWAP_TILES if self.swap_ab else PINGPONG_TILES if self.pingpong else TILES
+        tiles = SWAP_TILES if self.swap_ab else TILES
         if (self.block_m, self.block_n) not in tiles:
             shapes = ", ".join(f"{m}x{n}" for m, n in tiles)
             why.append(f"the tile is {self.block_m}x{self.block_n}, not one of {shapes}")
@@ -204,8 +199,6 @@ class GluonSm90Config:
             why.append("swap_ab is True, and chunks are rows of a")
         if self.swap_ab and problem.a_is_transposed and self.warpgroup_tile()[1] < 16:
             why.append("a lies by columns, of which a warpgroup would load 8, fewer than 16")
-        if self.pingpong and (self.swap_ab or self.splits > 1 or self.scheduler == "dynamic"):
-            why.append("pingpong is True, which goes with no swap_ab, splits or dynamic scheduler")
         if self.block_k not in (64, 128, 256):
             why.append(f"block_k is {self.block_k}, not 64, 128 or 256")
         if self.stages < 0 or self.stages == 1:
@@ -255,8 +248,6 @@ SWAP_TILES = (
     (64, 32), (64, 16),
 )  # fmt: skip
 """Columns of B and rows of A in a tile with `swap_ab`."""
-PINGPONG_TILES = ((128, 128), (64, 256), (64, 128))
-"""Rows and columns of a warpgroup's tile with `pingpong`."""
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
@@ -308,8 +299,7 @@ def decode(text: str) -> MatmulConfig | None:
     if backend == "gluon_sm90":
         defaults = GluonSm90Config().encode().partition(":")[2].split(",")
         parts += defaults[len(parts) :]
-        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k, *flags = parts
-        swap_ab, pingpong = (flag == "True" for flag in flags)
+        block_m, block_n, stages, swizzle_size, scheduler, splits, block_k, swap_ab = parts
         if scheduler not in ("static", "dynamic"):
             raise ConfigError(
                 f"matmul: config {text!r} has scheduler {scheduler!r}; it must be 'static' or "
@@ -317,32 +307,36 @@ def decode(text: str) -> MatmulConfig | None:
             )
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
         numbers = (int(block_m), int(block_n), int(stages), int(swizzle_size))
-        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab, pingpong)
+        return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab == "True")
     return ReferenceConfig() if backend == "reference" else None
 
 
 def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     """Give the Hopper config for a problem, by what was measured (docs/matmul.md has the numbers).
 
-    * At most 64 rows: the operands exchanged, so that a tile is as wide as A has rows. It is bound
-      by memory: 128 of k to a slot, and 256 where so few blocks run that each must load more.
-    * Otherwise the tile whose waves take the least time, by what the shape reaches of the card's
-      speed. Up to 1,024 rows also with the operands exchanged, which is faster there.
-    * From 20 waves on a counter deals the tiles: dealt by turns, blocks drift apart, and no longer
-      read the same rows at about the same time.
+    * At most 64 rows: the operands exchanged, so that a tile is as wide as A has rows, and 128 of
+      k to a slot. The product is bound by memory, and a slot of 64 rows too small to hide it.
+    * Otherwise the tile whose waves take the least time, by what it reaches of the card's speed.
+      Up to 1,024 rows also with the operands exchanged, and small groups: faster there.
+    * From 4 waves of 128 x 256 on a counter deals the tiles: dealt by turns, blocks drift apart and
+      no longer read the same rows at about the same time. Where C is wide the operands are
+      exchanged, where it is not the groups are larger.
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
-        return _few_rows(problem, sms)
+        return _few_rows(problem)
     speeds = dict(_SPEED)
     if problem.m <= _MIDDLE_ROWS < problem.n and not problem.chunks:
         speeds |= _SPEED_EXCHANGED
     best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
-    if not problem.chunks and _waves(problem, sms, best) >= _MANY_WAVES:
-        return replace(best, scheduler="dynamic")
-    return best
+    is_wide = (best.block_m, best.block_n) == (128, 256)
+    if problem.chunks or not is_wide or _waves(problem, sms, best) < _MANY_WAVES:
+        return best
+    if problem.n > problem.m:
+        return replace(best, scheduler="dynamic", swap_ab=True)
+    return replace(best, scheduler="dynamic", swizzle_size=16)
 
 
-_FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES = 64, 1024, 20
+_FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES = 64, 1024, 4
 _SPEED = {
     GluonSm90Config(128, 256): 1.0,
     GluonSm90Config(256, 128): 0.99,
@@ -355,16 +349,16 @@ _SPEED = {
     GluonSm90Config(64, 32): 0.2,
 }
 _SPEED_EXCHANGED = {
-    GluonSm90Config(192, 128, swap_ab=True): 0.98,
-    GluonSm90Config(128, 128, swap_ab=True): 0.96,
+    GluonSm90Config(128, 256, swap_ab=True): 1.01,
+    GluonSm90Config(192, 128, swizzle_size=4, swap_ab=True): 0.98,
+    GluonSm90Config(128, 128, swizzle_size=4, swap_ab=True): 0.97,
 }
 
 
-def _few_rows(problem: MatmulProblem, sms: int) -> GluonSm90Config:
+def _few_rows(problem: MatmulProblem) -> GluonSm90Config:
     columns = next(size for size in (16, 32, 64) if size >= problem.m)
     rows = 128 if columns == 16 and problem.a_is_transposed else 64  # see `_faults`
-    tiles = -(-problem.n // rows) * problem.l
-    block_k = 64 if problem.k <= 64 else 256 if columns == 16 and 2 * tiles <= sms else 128
+    block_k = 64 if problem.k <= 64 else 128
     return GluonSm90Config(rows, columns, block_k=block_k, swap_ab=True)
 
 

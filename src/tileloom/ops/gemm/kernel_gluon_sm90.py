@@ -12,9 +12,6 @@ The epilogue overlaps the next tile's loads: the producer never waits for a stor
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
 ends at its chunk's edge, and its last rows are stored by hand.
 
-With PINGPONG each of two warpgroups takes whole tiles, every other one of the block's: while one is
-in its epilogue, the other multiplies. They take turns at the ring.
-
 With SWAP_AB the kernel is given the product B^T A^T of the same tensors and turns its tiles as it
 stores them: its rows are C's columns. Few rows of A then fill the few columns of a tile.
 
@@ -30,11 +27,9 @@ may be arriving: what it reads there is never stored.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
-    empty[s] (128 * SHARERS) each thread of a tile's warpgroups -> producer: slot s may be refilled
-    turns[w] (128)          with PINGPONG, the other warpgroup's threads -> warpgroup w: all steps
-                            of its tile are issued, so that w's first slot is the ring's next
+    empty[s] (128 * CONSUMERS) each consumer thread -> producer: slot s may be filled again
     residual_full[i]  (1)   a consumer's own TMA -> itself: slice i of its residual is there
-    mail_full[i] (1), mail_empty[i] (128 * WARPGROUPS): the dynamic scheduler's, see its class
+    mail_full[i] (1), mail_empty[i] (128 * CONSUMERS): the dynamic scheduler's, see its class
 """
 
 from __future__ import annotations
@@ -64,7 +59,6 @@ from tileloom.ops.gemm.pieces_gluon_sm90 import (
     matrix,
     stack,
     step_on,
-    steps_on,
     store_tile,
 )
 from tileloom.scheduling.device import (
@@ -79,10 +73,10 @@ from tileloom.scheduling.device import (
 def _load_tile(
     a_desc, b_desc, a_smem, b_smem, full, empty, batch, row, col, first, k_steps, stage, phase,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
-    SHARERS: gl.constexpr,
+    CONSUMERS: gl.constexpr,
 ):  # fmt: skip
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else SHARERS
-    B_PARTS: gl.constexpr = SHARERS if SPLIT_N else 1
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
     WM: gl.constexpr = a_smem.type.shape[3 if A_TRANSPOSED else 2]
     BLOCK_K: gl.constexpr = a_smem.type.shape[2 if A_TRANSPOSED else 3]
@@ -107,7 +101,7 @@ def _load_tile(
 def _producer(
     scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, claim, k_steps,
     BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, SHARERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr,
 ):  # fmt: skip
     gdc_wait()
@@ -130,7 +124,7 @@ def _producer(
         batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
         stage, phase = _load_tile(
             a_desc, b_desc, a_smem, b_smem, full, empty, batch, work.row, work.n_idx * BLOCK_N,
-            first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS,
+            first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
         )  # fmt: skip
         if DYNAMIC:
             work = scheduler.fetch_next_work(count)
@@ -143,30 +137,27 @@ def _producer(
 
 @gluon.jit
 def _multiply(
-    a_smem, b_smem, full, empty, turns, k_steps, stage, phase, WG: gl.constexpr, WM: gl.constexpr,
+    a_smem, b_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr, WM: gl.constexpr,
     WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, SHARERS: gl.constexpr, PINGPONG: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's part of a tile; its slots are handed back one step late."""
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else SHARERS
-    B_PARTS: gl.constexpr = SHARERS if SPLIT_N else 1
-    PART: gl.constexpr = 0 if PINGPONG else WG
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WN, 16])
     acc = gl.zeros([WM, WN], gl.float32, layout)
     before = 0
     for step in range(k_steps):
         mbarrier.wait(full.index(stage), phase)
-        a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else PART)), A_TRANSPOSED)
-        b = matrix(b_smem.index(stage * B_PARTS + (PART if SPLIT_N else 0)), B_TRANSPOSED)
+        a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
+        b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
         acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(acc,))
         if step != 0:
             arrive_each_thread(empty.index(before))
         before = stage
         stage, phase = step_on(stage, phase, STAGES)
-    if PINGPONG:
-        arrive_each_thread(turns.index(1 - WG))
     acc = warpgroup_mma_wait(0, deps=(acc,))
     arrive_each_thread(empty.index(before))
     return acc, stage, phase
@@ -175,16 +166,13 @@ def _multiply(
 @gluon.jit
 def _consumer(
     WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem, partials,
-    counters, a_smem, b_smem, c_smem, full, empty, turns, residual_full, n, k_steps, out_row_stride,
+    counters, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
     WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, SHARERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
-    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, EDGES: gl.constexpr,
     DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, SWAP_AB: gl.constexpr,
-    PINGPONG: gl.constexpr,
 ):  # fmt: skip
-    PART: gl.constexpr = 0 if PINGPONG else WG
-    STAGES: gl.constexpr = empty.type.shape[0]
-    BLOCK_N: gl.constexpr = SHARERS * WN if SPLIT_N else WN
+    BLOCK_N: gl.constexpr = CONSUMERS * WN if SPLIT_N else WN
     if HAS_BIAS:
         bias_smem = bias_smem.index(WG)
     gdc_wait()
@@ -193,50 +181,41 @@ def _consumer(
     count = 0  # tiles done
     stored = 0  # of these, tiles stored: with SPLITS not every one
     work = scheduler.initial_work_tile_info()
-    if PINGPONG and WG == 1:
-        stage, phase = steps_on(stage, phase, k_steps, STAGES)
-        work = scheduler.fetch_next_work(work)
     while work.is_valid_tile:
-        row = work.row + (0 if SPLIT_N else PART * WM)
-        col = work.n_idx * BLOCK_N + (PART * WN if SPLIT_N else 0)
+        row = work.row + (0 if SPLIT_N else WG * WM)
+        col = work.n_idx * BLOCK_N + (WG * WN if SPLIT_N else 0)
         rows = work.rows_end - row
         batch, _first, steps = k_range(work.l_idx, k_steps, SPLITS)
         if HAS_BIAS:
             bias = load_bias(bias_ptr, row, rows, col, n, bias_smem, SWAP_AB)
         if HAS_RESIDUAL and SPLITS == 1:
             load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
-                          CHUNKED, SWAP_AB)  # fmt: skip
-        if PINGPONG:
-            mbarrier.wait(turns.index(WG), (count & 1) ^ (1 - WG))
-        acc, stage, phase = _multiply(a_smem, b_smem, full, empty, turns, steps, stage, phase, WG,
-                                      WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS,
-                                      PINGPONG)  # fmt: skip
+                          EDGES, SWAP_AB)  # fmt: skip
+        acc, stage, phase = _multiply(a_smem, b_smem, full, empty, steps, stage, phase, WG, WM, WN,
+                                      A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS)  # fmt: skip
         if HAS_BIAS:
             bias_smem.store(bias)
         if SPLITS == 1:
             store_tile(acc, 0, out_desc, out_ptr, bias_smem, c_smem, residual_full,
                        stored & 1, batch, row, rows, col, n, out_row_stride, WG, BUFFERS,
-                       ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
+                       ACTIVATION, HAS_BIAS, HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
             stored += 1
         else:
             tile = work.linear - work.l_idx * (scheduler.order.total // SPLITS)
-            part = (tile.to(gl.int64) * SHARERS + WG) * SPLITS
+            part = (tile.to(gl.int64) * CONSUMERS + WG) * SPLITS
             is_last = leave_part(acc, partials, counters, part, work.l_idx, SPLITS)
             if is_last:
                 if HAS_RESIDUAL:
                     load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG,
-                                  BUFFERS, CHUNKED, SWAP_AB)  # fmt: skip
+                                  BUFFERS, EDGES, SWAP_AB)  # fmt: skip
                 whole = gather_parts(partials, part, acc, SPLITS)
                 store_tile(whole, 0, out_desc, out_ptr, bias_smem, c_smem, residual_full,
                            stored & 1, batch, row, rows, col, n, out_row_stride, WG, BUFFERS,
-                           ACTIVATION, HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
+                           ACTIVATION, HAS_BIAS, HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
                 stored += 1
         if DYNAMIC:
             work = scheduler.receive_next_work(count)
         else:
-            work = scheduler.fetch_next_work(work)
-        if PINGPONG:  # the tile between is the other warpgroup's
-            stage, phase = steps_on(stage, phase, k_steps, STAGES)
             work = scheduler.fetch_next_work(work)
         count += 1
     tma.store_wait(0)
@@ -255,44 +234,38 @@ def matmul_kernel(
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
-    DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr, SWAP_AB: gl.constexpr,
-    PINGPONG: gl.constexpr,
+    EDGES: gl.constexpr, DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
+    SWAP_AB: gl.constexpr,
 ):  # fmt: skip
-    SPLIT_N: gl.constexpr = BLOCK_M == 64 and not PINGPONG
-    WARPGROUPS: gl.constexpr = 3 if BLOCK_M == 192 else 2
-    SHARERS: gl.constexpr = 1 if PINGPONG else WARPGROUPS
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else SHARERS
-    B_PARTS: gl.constexpr = SHARERS if SPLIT_N else 1
+    SPLIT_N: gl.constexpr = BLOCK_M == 64
+    CONSUMERS: gl.constexpr = 3 if BLOCK_M == 192 else 2
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     WM: gl.constexpr = BLOCK_M // A_PARTS
     WN: gl.constexpr = BLOCK_N // B_PARTS
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     a_smem = gl.allocate_shared_memory(a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout)
     c_smem = gl.allocate_shared_memory(
-        out_desc.dtype, stack(WARPGROUPS * BUFFERS, out_desc), out_desc.layout
+        out_desc.dtype, stack(CONSUMERS * BUFFERS, out_desc), out_desc.layout
     )
     if not CHUNKED:
         gdc_launch_dependents()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    residual_full = gl.allocate_shared_memory(gl.int64, [WARPGROUPS * BUFFERS, 1], bars)
+    residual_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS * BUFFERS, 1], bars)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=128 * SHARERS)
+        mbarrier.init(empty.index(i), count=128 * CONSUMERS)
     if HAS_RESIDUAL:
-        for i in gl.static_range(WARPGROUPS * BUFFERS):
+        for i in gl.static_range(CONSUMERS * BUFFERS):
             mbarrier.init(residual_full.index(i), count=1)
-    turns = empty
-    if PINGPONG:
-        turns = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
-        for i in gl.static_range(2):
-            mbarrier.init(turns.index(i), count=128)
     if not HAS_RESIDUAL:
         residual_desc = out_desc  # never used; a partition takes no None
     bias_smem = full
     if HAS_BIAS:
         bias_smem = gl.allocate_shared_memory(
-            bias_ptr.dtype.element_ty, [WARPGROUPS, WM if SWAP_AB else WN],
+            bias_ptr.dtype.element_ty, [CONSUMERS, WM if SWAP_AB else WN],
             gl.SwizzledSharedLayout(1, 1, 1, [0]),
         )  # fmt: skip
     else:
@@ -317,46 +290,46 @@ def matmul_kernel(
         mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
         for i in gl.static_range(2):
             mbarrier.init(mail_full.index(i), count=1)
-            mbarrier.init(mail_empty.index(i), count=128 * WARPGROUPS)
+            mbarrier.init(mail_empty.index(i), count=128 * CONSUMERS)
         scheduler = DynamicPersistentScheduler(order, counter, mail, mail_full, mail_empty)
     else:
         scheduler = StaticPersistentScheduler(order)
     fence_async_shared()
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
-    if WARPGROUPS == 2:
+    if CONSUMERS == 2:
         gl.warp_specialize([
             (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty,
                          residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
             (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty,
                          residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
-                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS, CHUNKED,
+                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
                          DYNAMIC, SPLITS)),
         ], [4, 1], [240, 32])  # fmt: skip
     else:
         gl.warp_specialize([
             (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty,
                          residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
             (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty,
                          residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
             (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty, turns,
+                         partials, counter, a_smem, b_smem, c_smem, full, empty,
                          residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, SHARERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, CHUNKED, DYNAMIC, SPLITS, SWAP_AB, PINGPONG)),
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
+                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
             (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
-                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, SHARERS, CHUNKED,
+                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
                          DYNAMIC, SPLITS)),
         ], [4, 4, 1], [160, 160, 32])  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.layout import Layout
 from tileloom.ops.gemm.config import (
-    PINGPONG_TILES,
     SWAP_TILES,
     TILES,
     GluonSm90Config,
@@ -133,17 +132,12 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
         specs.append(_gluon_spec(name, _problem(a_flips=a_flips, b_flips=b_flips), wide))
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
+    specs.append(_gluon_spec("edges", replace(linear, chunks=8), wide))
     specs.append(_gluon_spec("dynamic", linear, replace(wide, scheduler="dynamic")))
     few = replace(linear, m=16), replace(fused, m=16)
     for tile in SWAP_TILES:
         config = GluonSm90Config(*tile, swap_ab=True)
         specs += [_gluon_spec("swap", few[0], config), _gluon_spec("swap-fused", few[1], config)]
-    for tile in PINGPONG_TILES:
-        config = GluonSm90Config(*tile, pingpong=True)
-        specs += [
-            _gluon_spec("pingpong", linear, config),
-            _gluon_spec("pingpong-fused", fused, config),
-        ]
     for tile in ((64, 128), (128, 128)):
         config = GluonSm90Config(*tile, splits=3)
         specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]
@@ -157,6 +151,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     is_chunked = problem.chunks > 0
     params = launch.params_of(problem, config)
     constexprs = launch.constants(problem, config, params, chunked=is_chunked)
+    constexprs["EDGES"] = form == "edges"
     box = launch.boxes(problem, config)
     box["residual_desc"] = box["out_desc"]
     signature = {"out_ptr": f"*{out}", "bias_ptr": f"*{dtype}", "table": "*i32", "flags": "*u32",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -86,12 +87,18 @@ def constants(
         "HAS_BIAS": problem.bias_dtype is not None,
         "HAS_RESIDUAL": problem.residual is not None,
         "CHUNKED": chunked,
+        "EDGES": has_edges(params, config.block_m),
         "DYNAMIC": config.scheduler == "dynamic",
         "ANY": any_value,
         "SPLITS": config.splits,
         "SWAP_AB": config.swap_ab,
-        "PINGPONG": config.pingpong,
     }
+
+
+def has_edges(params: TileSchedulerParams, block_m: int) -> bool:
+    """Whether a chunk of rows, other than the last, ends inside a tile."""
+    offsets = params.chunk_offsets[:-1]
+    return any((end - start) % block_m for start, end in itertools.pairwise(offsets))
 
 
 def params_of(

@@ -24,13 +24,6 @@ def step_on(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def steps_on(stage, phase, steps, STAGES: gl.constexpr):
-    """The ring's slot so many steps on."""
-    place = stage + steps
-    return place % STAGES, phase ^ (place // STAGES & 1)
-
-
-@gluon.jit
 def load_a(a_desc, smem, bar, batch, row, k, TRANSPOSED: gl.constexpr):
     """Load a box of A, `[rows, k]`, or `[k, rows]` when A lies by columns."""
     if TRANSPOSED:
@@ -97,11 +90,12 @@ def _bias(smem, FIRST: gl.constexpr, like, SWAP_AB: gl.constexpr):
 @gluon.jit
 def store_slice(x, FIRST: gl.constexpr, slot, out_desc, out_ptr, bias_smem, smem, residual_full,
                 phase, batch, row, rows, col, n, out_row_stride, ACTIVATION: gl.constexpr,
-                HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
+                HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, EDGES: gl.constexpr,
                 SWAP_AB: gl.constexpr, PENDING: gl.constexpr):  # fmt: skip
     """The epilogue of one slice of columns: registers, shared memory, global memory.
 
-    With SWAP_AB the slice is of C transposed, and turns as it goes to shared memory.
+    With SWAP_AB the slice is of C transposed, and turns as it goes to shared memory. With EDGES it
+    may end inside the box, at the edge of a chunk of rows, and is then stored by hand.
 
     A slice at a time, an activation needs few registers beside the accumulator. Both ways out
     begin in shared memory: a second branch that reads the accumulator would make ptxas serialise
@@ -121,13 +115,13 @@ def store_slice(x, FIRST: gl.constexpr, slot, out_desc, out_ptr, bias_smem, smem
     if HAS_RESIDUAL:
         mbarrier.wait(residual_full.index(slot), phase)
         x += flat.load(x.type.layout).to(gl.float32)
-    elif CHUNKED:
+    elif EDGES:
         tma.store_wait(0)  # a slice that was stored by hand is no group to count
     else:
         tma.store_wait(PENDING)
     flat.store(x.to(dtype))
     fence_async_shared()
-    if CHUNKED and rows < M:
+    if EDGES and rows < M:
         WIDTH: gl.constexpr = 128 // dtype.primitive_bitwidth
         L: gl.constexpr = gl.BlockedLayout(
             [1, WIDTH], [32 // (N // WIDTH), N // WIDTH], [gl.num_warps(), 1], [1, 0]
@@ -146,7 +140,7 @@ def store_slice(x, FIRST: gl.constexpr, slot, out_desc, out_ptr, bias_smem, smem
 def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_smem, smem, residual_full, phase,
                batch, row, rows, col, n, out_row_stride, WG: gl.constexpr, BUFFERS: gl.constexpr,
                ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-               CHUNKED: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
+               EDGES: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
     """Finish the columns of a tile in slices of the width of `smem`, from slice FIRST on."""
     N: gl.constexpr = x.shape[1]
     SUB: gl.constexpr = smem.type.shape[2 if SWAP_AB else 3]
@@ -154,24 +148,24 @@ def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_smem, smem, resid
         slot: gl.constexpr = WG * BUFFERS + FIRST % BUFFERS
         store_slice(x, FIRST, slot, out_desc, out_ptr, bias_smem, smem, residual_full, phase, batch,
                     row, rows, col + FIRST * SUB, n, out_row_stride, ACTIVATION, HAS_BIAS,
-                    HAS_RESIDUAL, CHUNKED, SWAP_AB, BUFFERS - 1)  # fmt: skip
+                    HAS_RESIDUAL, EDGES, SWAP_AB, BUFFERS - 1)  # fmt: skip
     else:
         left, right = halves(x)
         store_tile(left, FIRST, out_desc, out_ptr, bias_smem, smem, residual_full, phase, batch,
                    row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
-                   HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
+                   HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
         store_tile(right, FIRST + N // SUB // 2, out_desc, out_ptr, bias_smem, smem, residual_full,
                    phase, batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
-                   HAS_BIAS, HAS_RESIDUAL, CHUNKED, SWAP_AB)  # fmt: skip
+                   HAS_BIAS, HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
 
 
 @gluon.jit
 def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.constexpr,
-                  BUFFERS: gl.constexpr, CHUNKED: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
+                  BUFFERS: gl.constexpr, EDGES: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
     """Start to load a tile's residual into the slices that its output will leave by."""
     SUB: gl.constexpr = smem.type.shape[2 if SWAP_AB else 3]
     tma.store_wait(0)
-    if CHUNKED:
+    if EDGES:
         fence_async_shared()  # behind the reads of a slice that was stored by hand
     for s in gl.static_range(BUFFERS):
         slot = WG * BUFFERS + s
