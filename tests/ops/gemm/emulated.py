@@ -136,6 +136,12 @@ CALLS = {
         MatmulCase(300, 264, 40),
         GluonSm90Config(128, 128, stages=4, scheduler="dynamic"),
     ),
+    "dynamic-fused": partial(
+        run_hopper, replace(FUSED, n=264), small(64, 128, scheduler="dynamic")
+    ),
+    "swap-dynamic-fused": partial(
+        run_hopper, replace(FUSED, m=300), small(128, 256, scheduler="dynamic", swap_ab=True)
+    ),
     "dynamic": partial(run_hopper, WIDE, small(128, 128, scheduler="dynamic")),
     "split": partial(run_hopper, MatmulCase(300, 120, 456), small(128, 128, splits=3)),
     "split-fused": partial(run_hopper, replace(FUSED, m=136, n=120), small(64, 128, splits=2)),

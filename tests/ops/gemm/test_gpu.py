@@ -115,6 +115,9 @@ def test_epilogues(tile, activation):
         MatmulCase(2048, 2048, 2048),
         MatmulCase(1000, 520, 4096, out_dtype=FP32, has_bias=True),
         MatmulCase(512, 1024, 1024, has_bias=True, activation="gelu", has_residual=True),
+        MatmulCase(500, 4104, 1024, has_bias=True, activation="gelu", has_residual=True),
+        MatmulCase(4096, 8200, 520, has_bias=True, activation="silu"),
+        MatmulCase(8200, 4096, 520, has_residual=True),
     ],
     ids=str,
 )

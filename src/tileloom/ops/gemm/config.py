@@ -363,8 +363,9 @@ def _few_rows(problem: MatmulProblem) -> GluonSm90Config:
 
 
 def _waves(problem: MatmulProblem, sms: int, config: GluonSm90Config) -> int:
-    seen = config.seen(problem)
-    tiles = -(-seen.m // config.block_m) * -(-seen.n // config.block_n) * problem.l
+    seen, chunks = config.seen(problem), max(1, problem.chunks)
+    rows = -(-seen.m // chunks)  # no tile crosses a chunk's edge
+    tiles = chunks * -(-rows // config.block_m) * -(-seen.n // config.block_n) * problem.l
     return -(-tiles // sms)
 
 
