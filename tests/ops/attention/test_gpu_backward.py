@@ -431,11 +431,14 @@ def test_a_fixed_order_adds_the_last_keys_first(dim):
         emulated_backward.check_order(free, (3, 5, 4000, 24, dim), "cuda")
 
 
-def test_a_cuda_graph_replays_forward_and_backward(backend):
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_cuda_graph_replays_forward_and_backward(backend, ordered):
     case = AttentionCase("graph", (2, 4, 2, 300, 300, 64, 64), BF16, options=_CAUSAL)
     inputs = case.inputs("cuda")
     given = gradients.upstream(inputs, with_lse=False)
     config = config_for(backend, inputs)
+    if ordered and isinstance(config, GluonSm90BackwardConfig):
+        config = replace(config, ordered=True)  # its counters begin at 0 in every replay
     gradients.of_attention(inputs, given, backward_config=config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

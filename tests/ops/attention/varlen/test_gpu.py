@@ -57,6 +57,23 @@ def _offsets(lens: list[int]) -> torch.Tensor:
     return torch.tensor([0, *accumulate(lens)], dtype=torch.int32, device="cuda")
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", [None, masks.causal("bottom_right")])
+def test_gradients_have_the_same_bits_under_deterministic_algorithms(mask, dim):
+    case = VarlenCase("again", _LONG, _LONG[::-1], (4, 2, dim, dim), BF16, mask=mask)
+    inputs = case.inputs("cuda")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with record_choices() as made:
+            runs = [cases.gradients(inputs) for _ in range(50)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert {choice.backend for choice in made} == {"gluon_sm90"}
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(run, runs[0]))
+    cases.check_gradients(inputs, runs[0])
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_outputs_and_gradients(case):
     inputs = case.inputs("cuda")
