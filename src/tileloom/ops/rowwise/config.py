@@ -67,13 +67,16 @@ class Tile:
         rows: Rows: a power of two.
         num_warps: Warps: a power of two.
         per_sm: Programs for each multiprocessor, of kernels whose programs walk over many rows;
-            where several share a row it bounds the registers of a thread as well, so that all run.
+            where several share a row, and in cross entropy's forward, it bounds the registers of a
+            thread as well, so that all run.
         stages: Depth of the pipeline of such a walk: 1 loads a tile when it is needed, more copy
             the next ones into shared memory ahead.
         split: Softmax, where the block does not cover a row: whether it takes a program for each
             block, which meet (`pieces_split`), instead of one that walks. Norms, backward, where
             the block covers a row: whether programs of their own add up the gradients of weight and
             bias, which read all rows again, in the same launch.
+        ring: Norms, backward: whether a program takes whole rows, in pieces of `block` columns that
+            come into a ring of `stages` rows in shared memory.
     """
 
     block: int
@@ -82,6 +85,7 @@ class Tile:
     per_sm: int = 1
     stages: int = 1
     split: bool = False
+    ring: bool = False
 
     @property
     def registers(self) -> int:
@@ -105,7 +109,8 @@ class Tile:
 
     def encode(self) -> str:
         """Return the tile as text."""
-        fields = (self.block, self.rows, self.num_warps, self.per_sm, self.stages, int(self.split))
+        forms = int(self.split), int(self.ring)
+        fields = (self.block, self.rows, self.num_warps, self.per_sm, self.stages, *forms)
         return ",".join(map(str, fields))
 
 
@@ -158,8 +163,8 @@ def padded(width: int) -> int:
 
 
 def parts_of(width: int, tile: Tile) -> int:
-    """How many tiles a row has, and so how many programs share it: 1 where a tile covers it."""
-    return -(-width // tile.block)
+    """How many programs share a row: one for each tile, or one for all of a ring."""
+    return 1 if tile.ring else -(-width // tile.block)
 
 
 def groups_of(rows: Rows, tile: Tile, sms: int) -> int:
@@ -182,8 +187,8 @@ def decode(text: str) -> RowConfig | None:
 def _decode_tile(text: str) -> Tile | None:
     if not text:
         return None
-    *fields, split = (int(field) for field in text.split(","))
-    return Tile(*fields, split=split == 1)
+    *fields, split, ring = (int(field) for field in text.split(","))
+    return Tile(*fields, split=split == 1, ring=ring == 1)
 
 
 def announce(choice: Choice, problem: RowProblem) -> None:

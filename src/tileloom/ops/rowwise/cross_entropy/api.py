@@ -66,7 +66,7 @@ def cross_entropy(
             `ignore_index`.
         label_smoothing: Share of the target that is spread over all V classes, 0 to 1.
         ignore_index: Rows with this label give loss 0 and gradient 0 and do not count in the mean;
-            their logits are not read.
+            their logits are not used.
         soft_cap: A bound of the logits, above 0, as Gemma 2 has it; None for none.
         reduction: ``"mean"`` over the rows that count, ``"sum"``, or ``"none"``.
         inplace_backward: Whether the backward writes the gradient over the logits, which saves a

@@ -6,12 +6,13 @@ Mathematics, for a row z of V logits (z = c tanh(logits / c) with a soft cap c),
     loss = l + (1 - s) (m - z_label) + s (m - mean z)        since m + l has lost l where m is large
     dz = (exp((z - m) - l) - (1 - s) [label] - s / V) grad,  dlogits = dz (1 - tanh^2)
 
-A row whose label is ignored gives 0 and is not read; one whose label is out of range gives NaN.
+A row whose label is ignored gives 0, whatever it holds; one whose label is out of range gives NaN.
 
 Tile picture. Forward: a row is walked by one program in blocks of BLOCK columns, `[LANES, VECTOR]`,
 a thread's 16 bytes along the second dimension; maximum and sum are kept lane by lane
-(`pieces_softmax`), and lanes meet once a row. Backward: a program takes BLOCK columns of one row,
-and may write them over the logits. `cross_entropy_sum_kernel` is one program that adds the losses
+(`pieces_softmax`), and lanes meet once a row. Of a row that starts anywhere the first block and the
+edges are asked for at once, with the label. Backward: a program takes BLOCK columns of one row, and
+may write them over the logits. `cross_entropy_sum_kernel` is one program that adds the losses
 of all rows in a fixed order.
 
 Bytes moved: forward the logits once, backward the logits once and their gradient once.
@@ -72,18 +73,25 @@ def _tanh(u):
 
 
 @triton.jit
-def _capped_block(
-    logits, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR: tl.constexpr,
-    CAPPED: tl.constexpr,
-):  # fmt: skip
-    """Load a block of z, the capped logits, in float32, -inf where not `seen`."""
-    z = load_block(logits, start, inside, seen, float("-inf"), logits_d, VECTOR).to(tl.float32)
+def _capped(loaded, seen, soft_cap, inverse_cap, CAPPED: tl.constexpr):
+    """Give z, the capped logits, in float32, -inf where not `seen`, as what was loaded is there."""
+    z = loaded.to(tl.float32)
     if CAPPED:
         bent, _ = _tanh(z * inverse_cap)
         z = soft_cap * bent
         if seen is not None:
             z = tl.where(seen, z, float("-inf"))
     return z
+
+
+@triton.jit
+def _capped_block(
+    logits, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR: tl.constexpr,
+    CAPPED: tl.constexpr,
+):  # fmt: skip
+    """Load a block of z."""
+    loaded = load_block(logits, start, inside, seen, float("-inf"), logits_d, VECTOR)
+    return _capped(loaded, seen, soft_cap, inverse_cap, CAPPED)
 
 
 @triton.jit(do_not_specialize=INT_ARGUMENTS_FORWARD + FLOAT_ARGUMENTS)
@@ -97,10 +105,25 @@ def cross_entropy_fwd_kernel(
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     row = tl.program_id(0).to(tl.int64)
+    first = row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
+    LANE: tl.constexpr = (
+        VECTOR if VECTOR != 1 else 128 // logits.dtype.element_ty.primitive_bitwidth
+    )
+    lead, head, tail, end = bounds_of(first, n, LANE, VECTOR)
+    aligned = first
+    if VECTOR == 1:
+        aligned = tl.multiple_of(first - lead, LANE)
+    begin = logits + aligned
+    inside = lanes_of(BLOCK, LANE)
+    if VECTOR == 1:
+        # Asked for together with the label: of a row that is ignored they are read, but not used.
+        seen = inside_bounds(0, inside, head, tail, LANE, VECTOR)
+        block = load_block(begin, 0, inside, seen, float("-inf"), logits_d, VECTOR)
+        columns, is_edge = edges_of(lead, head, tail, end, LANE)
+        edges = load_block(begin, 0, columns, is_edge, float("-inf"), logits_d, VECTOR)
     label = tl.load(
         labels + row_offsets(row, size_1, size_2, labels_0, labels_1, labels_2, GROUPS, 1)
     ).to(tl.int64)
-    first = row_offsets(row, size_1, size_2, logits_0, logits_1, logits_2, GROUPS, VECTOR)
     is_ignored = label == ignore_index
     is_class = (label >= 0) & (label < n)
     at = tl.where(is_class, label, 0)
@@ -115,37 +138,30 @@ def cross_entropy_fwd_kernel(
     # Logits are averaged as distances from the label's, which lose nothing where all are large.
     anchor = tl.where(tl.abs(target) < float("inf"), target, 0.0)
 
-    LANE: tl.constexpr = (
-        VECTOR if VECTOR != 1 else 128 // logits.dtype.element_ty.primitive_bitwidth
-    )
-    lead, head, tail, end = bounds_of(first, n, LANE, VECTOR)
-    if VECTOR == 1:
-        first = tl.multiple_of(first - lead, LANE)
-    logits += first
-    inside = lanes_of(BLOCK, LANE)
-    tail = tl.where(is_ignored, 0, tail)
-    end = tl.where(is_ignored, 0, end)
-    full = tail // BLOCK * BLOCK
     LANES: tl.constexpr = inside.shape[0]
     peak = tl.full([LANES], float("-inf"), tl.float32)
     total = tl.zeros([LANES], tl.float32)
     mean = tl.zeros([LANES], tl.float32)
     share = 1.0 / n
-    for start in range(BLOCK if VECTOR == 1 else 0, full, BLOCK):
+    BEGUN: tl.constexpr = BLOCK if VECTOR == 1 else 0
+    if VECTOR == 1:
+        z = _capped(block, seen, soft_cap, inverse_cap, CAPPED)
+        peak, total = add_to_sum(peak, total, z)
+        if SMOOTHED:
+            mean += tl.sum(tl.where(seen, (z - anchor) * share, 0.0), 1)
+    tail = tl.where(is_ignored, 0, tail)
+    full = tail // BLOCK * BLOCK
+    for start in range(BEGUN, full, BLOCK):
         z = _capped_block(
-            logits, start, inside, None, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
+            begin, start, inside, None, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
             mean += tl.sum((z - anchor) * share, 1)
-    if VECTOR == 1:
-        edge, step = 0, tl.maximum(full, BLOCK)
-    else:
-        edge, step = full, BLOCK
-    for start in range(edge, tail, step):
+    for start in range(tl.maximum(full, BEGUN), tail, BLOCK):  # the rest, if there is one
         seen = inside_bounds(start, inside, head, tail, LANE, VECTOR)
         z = _capped_block(
-            logits, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
+            begin, start, inside, seen, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED
         )
         peak, total = add_to_sum(peak, total, z)
         if SMOOTHED:
@@ -153,11 +169,10 @@ def cross_entropy_fwd_kernel(
     top, total_of_row = join_lanes(peak, total)
     mean_of_row = tl.sum(mean, 0)
     if VECTOR == 1:
-        columns, seen = edges_of(lead, head, tail, end, LANE)
-        z = _capped_block(logits, 0, columns, seen, logits_d, soft_cap, inverse_cap, VECTOR, CAPPED)
+        z = _capped(edges, is_edge, soft_cap, inverse_cap, CAPPED)
         top, total_of_row = add_to_sum(top, total_of_row, z)
         if SMOOTHED:
-            mean_of_row += tl.sum(tl.where(seen, (z - anchor) * share, 0.0), 0)
+            mean_of_row += tl.sum(tl.where(is_edge, (z - anchor) * share, 0.0), 0)
     top = tl.where(top == float("-inf"), 0.0, top)
     log_sum = tl.log(total_of_row)
 

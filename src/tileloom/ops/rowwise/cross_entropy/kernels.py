@@ -69,7 +69,7 @@ def _specs(name: str, logits: torch.Tensor, options: Options) -> list[KernelSpec
     return [
         row_spec(
             f"cross_entropy_{which}_triton[{name}-{kind}]", step.kernel, tensors, step.fixed,
-            step.num_warps, spills=_SPILLS.get(f"{which}[{name}-{kind}]", (0, "")),
+            step.num_warps, step.registers, spills=_SPILLS.get(f"{which}[{name}-{kind}]", (0, "")),
         )
         for which, (step, tensors) in steps.items()
     ]  # fmt: skip

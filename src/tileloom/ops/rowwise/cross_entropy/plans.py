@@ -159,16 +159,20 @@ def _reference_backward(options: Options, inplace: bool) -> Callable[..., Tensor
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: the kernel, its programs, its warps, and the arguments after its tensors."""
+    """One launch: the kernel, its programs, its warps, and the arguments after its tensors.
+
+    `registers` is what a thread may have, None for what the compiler likes.
+    """
 
     kernel: Any
     programs: int
     num_warps: int
     fixed: tuple[Any, ...]
+    registers: int | None = None
 
     def launch(self) -> Launch:
         """Make it ready to be launched."""
-        return Launch(self.kernel, self.programs, self.num_warps, self.fixed)
+        return Launch(self.kernel, self.programs, self.num_warps, self.fixed, self.registers)
 
 
 def forward_step(problem: CrossEntropyProblem, tile: Tile) -> Step:
@@ -180,7 +184,8 @@ def forward_step(problem: CrossEntropyProblem, tile: Tile) -> Step:
         *(rows.count, rows.width_units, *rows.size_arguments(), *rows.stride_arguments(0)),
         *(*rows.loose_arguments(0, 1)[:3], *_numbers(problem.options), *_form(problem), tile.block),
     )
-    return Step(kernels.cross_entropy_fwd_kernel, rows.count, tile.num_warps, fixed)
+    registers = tile.registers if tile.per_sm > 1 else None
+    return Step(kernels.cross_entropy_fwd_kernel, rows.count, tile.num_warps, fixed, registers)
 
 
 def sum_step(problem: CrossEntropyProblem) -> Step:
