@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._C import _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+from torch._C import _is_tracing, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -276,7 +276,7 @@ def is_eager(args: Sequence[Any]) -> bool:
         and not _len_torch_function_stack()
         and peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and _get_tracing_state() is None
+        and not _is_tracing()
         and not _profiler_enabled()
         and not _records.get()
         and not _is_logged(logging.INFO)

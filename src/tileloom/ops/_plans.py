@@ -7,7 +7,7 @@ a backend and the kernels' arguments depend on. Of the data pointers that is the
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from itertools import compress
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -80,38 +80,43 @@ class Plans(Generic[P]):
         return plan
 
 
-def launcher(kernel: Any, num_warps: int, registers: int | None = None) -> Any:
-    """Return the one `tileloom.launch` launcher of a kernel with so many warps and registers."""
+def launcher(
+    kernel: Any, num_warps: int, registers: int | None = None, overlaps: bool = False
+) -> Any:
+    """Return the one `tileloom.launch` launcher of a kernel with such options; see `Launch`."""
     from tileloom.launch.launcher import prepare
 
-    key = (kernel, num_warps, registers)
+    key = (kernel, num_warps, registers, overlaps)
     found = _launchers.get(key)
     if found is None:
-        options = {} if registers is None else {"maxnreg": registers}
+        options: dict[str, Any] = {} if registers is None else {"maxnreg": registers}
+        if overlaps:
+            options["launch_pdl"] = True
         found = _launchers[key] = prepare(kernel, num_warps=num_warps, **options)
     return found
 
 
-_launchers: dict[tuple[Any, int, int | None], Any] = {}
+_launchers: dict[tuple[Any, int, int | None, bool], Any] = {}
 
 
 class Launch:
     """A kernel, its grid and the arguments that a plan has fixed, ready to be launched.
 
     Its first tensors decide which are given; all later ones must be like them, in alignment as
-    well, which is why a plan's key has it.
+    well, which is why a plan's key has it. `overlaps` lets it start before the kernel ahead of it
+    in the stream has ended, for which it waits itself (`gdc_wait`; Hopper and later).
     """
 
     __slots__ = ("_bound", "_fixed", "_given", "_grid", "_launcher")
 
     def __init__(
         self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...],
-        registers: int | None = None,
+        registers: int | None = None, overlaps: bool = False,
     ) -> None:  # fmt: skip
-        self._launcher = launcher(kernel, num_warps, registers)
+        self._launcher = launcher(kernel, num_warps, registers, overlaps)
         self._grid = (programs,)
         self._fixed = fixed
-        self._given: tuple[bool, ...] = ()
+        self._given: Any = None
         self._bound: Any = None
 
     def __call__(self, *varying: Any) -> None:
@@ -122,6 +127,6 @@ class Launch:
                 self(*varying)
             return
         if self._bound is None:
-            self._given = tuple(v is not None for v in varying)
+            self._given = itemgetter(*(i for i, v in enumerate(varying) if v is not None))
             self._bound = self._launcher.bind(self._grid, *varying, *self._fixed)
-        self._bound.launch(*compress(varying, self._given))
+        self._bound.launch(*self._given(varying))
