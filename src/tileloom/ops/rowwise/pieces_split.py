@@ -14,7 +14,8 @@ in turn r they read row r + 2 of the group, post r + 1, and collect and write r.
 meanwhile is packed, two elements of 16 bits in a register.
 
 `words` is int32, all -1 at the launch: the ticket, then a word for each number of each part of each
-row.
+row, those of a group side by side: programs that wait keep reading, and would hinder the others
+whose words lie in the same line of the L2.
 """
 
 import triton
@@ -25,6 +26,13 @@ import triton.language as tl
 def take_ticket(words):
     """Number of this program in the order in which programs have started."""
     return tl.atomic_add(words, 1, sem="relaxed") + 1
+
+
+@triton.jit
+def places_of(words, group, groups, count, size):
+    """Where a group's first row has its `size` words; its next row's follow them."""
+    turns = (count + groups - 1) // groups
+    return words + 1 + tl.cast(group, tl.int64) * turns * size
 
 
 @triton.jit

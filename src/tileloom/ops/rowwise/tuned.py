@@ -96,7 +96,8 @@ def tuned(
 
 
 def _config(tile: Tile) -> Config:
-    blocks = {"block": tile.block, "rows": tile.rows, "per_sm": tile.per_sm, "split": tile.split}
+    names = ("block", "rows", "per_sm", "split", "ring")
+    blocks = {name: getattr(tile, name) for name in names}
     return Config(blocks, num_warps=tile.num_warps, num_stages=tile.stages)
 
 

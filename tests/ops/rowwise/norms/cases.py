@@ -21,6 +21,9 @@ LONG_AGAIN = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1, 1, 1))
 # few rows is one launch, and not walked.
 PIPED = TritonConfig(Tile(128, 2, 1), Tile(128, 2, 1, 1, 3))
 BACK_PIPED = TritonConfig(backward=PIPED.backward)
+# Rows that come into a ring of shared memory, in pieces.
+RING = TritonConfig(backward=Tile(256, 1, 1, 1, 3, ring=True))
+SHORT_RING = TritonConfig(backward=Tile(512, 1, 2, 2, 2, ring=True))
 
 FUNCTIONS = {"rms": (rms_norm, rms_norm_reference), "layer": (layer_norm, layer_norm_reference)}
 
@@ -52,6 +55,8 @@ class NormCase:
             LONG_AGAIN: "-again",
             PIPED: "-piped",
             BACK_PIPED: "-back",
+            RING: "-ring",
+            SHORT_RING: "-short-ring",
         }.get(self.config, "") + "-far" * (self.offset != 0)
         return self.case.id + form + ("" if self.vectors is None else "-mixed")
 
@@ -137,6 +142,13 @@ def everything(op: str) -> tuple[str, ...]:
     return _EVERYTHING[:: 2 if op == "rms" else 1]
 
 
+RINGS = [
+    NormCase("layer", (19, 600), BF16, ("weight", "bias"), config=RING),
+    NormCase("layer", (9, 1024), FP16, _EVERYTHING, vectors=FP32, config=SHORT_RING),
+    NormCase("rms", (17, 512), BF16, ("weight", "residual"), config=RING),
+    NormCase("rms", (5, 776), FP16, (), config=RING),
+    NormCase("layer", (3, 1032), BF16, ("bias",), config=SHORT_RING),
+]
 WHOLE = [
     NormCase("rms", (5, 100)),
     NormCase("layer", (5, 100), FP32, ("weight", "bias")),

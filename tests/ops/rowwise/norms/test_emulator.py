@@ -37,6 +37,8 @@ def _kernels(case: NormCase) -> list[str]:
     names = ["norm_fwd", "norm_bwd", "norm_vectors"]
     if case.config in (LONG, cases.LONG_AGAIN):
         names = ["norm_fwd_split", "norm_bwd_split", "norm_vectors"]
+    if case in cases.RINGS:
+        names[1] = "norm_bwd_ring"
     if not {"weight", "bias"} & set(case.has):
         names.pop()
     elif case.config is None:
@@ -44,7 +46,7 @@ def _kernels(case: NormCase) -> list[str]:
     return [f"{name}_kernel" for name in names]
 
 
-CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

@@ -35,7 +35,7 @@ def judged(case: NormCase) -> None:
     cases.check(inputs, runs[0])
 
 
-CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -51,6 +51,16 @@ def test_every_width_and_dtype_is_right(op, width, dtype):
     # The baseline's sums of squares are fp16 as well, and must stay below 65504.
     scale = 1 / 8 if dtype == cases.FP16 and width > 2**14 else 1.0
     judged(NormCase(op, (rows, width), dtype, cases.everything(op), input_scale=scale))
+
+
+@pytest.mark.parametrize("width", [4104, 5120, 8192, 12296, 16384])
+@both
+def test_rings_of_every_width_are_right(op, width):
+    """More rows than programs, so that each place of the ring is used again."""
+    warps = 8 if width <= 8192 else 16
+    ring = TritonConfig(backward=Tile(256 * warps, 1, warps, 1, 2, ring=True))
+    for rows in (1, 131, 700):
+        judged(NormCase(op, (rows, width), cases.BF16, cases.everything(op), config=ring))
 
 
 @pytest.mark.parametrize("vectors", [cases.FP16, cases.BF16, cases.FP32, torch.float64])

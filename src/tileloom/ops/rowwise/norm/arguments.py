@@ -11,6 +11,7 @@ from typing import Any
 from tileloom.ops.rowwise.config import Tile, groups_of, padded, parts_of
 from tileloom.ops.rowwise.norm.config import HELD
 from tileloom.ops.rowwise.norm.problem import NormProblem
+from tileloom.target import Target
 
 # Shares that `norm_vectors_kernel` adds up side by side, and its columns.
 _SHARES, _COLUMNS = 256, 32
@@ -72,16 +73,34 @@ def _backward_strides(problem: NormProblem) -> tuple[int | None, ...]:
     return tuple(s for t in range(4) for s in problem.rows.stride_arguments(t))
 
 
-def backward(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -> Fixed:
+def overlaps(target: Target) -> bool:
+    """Whether the kernel that adds up the shares starts as the one that writes them ends."""
+    return target.capability >= (9, 0)
+
+
+def backward(problem: NormProblem, tile: Tile, weight_d: int | None, target: Target) -> Fixed:
     """Of `norm_bwd_kernel`; `weight_d` is the weight's stride where it matters."""
     rows = problem.rows
     tiles = -(-rows.count // tile.rows)
-    most = min(tiles, sms * tile.per_sm)
+    most = min(tiles, target.sms * tile.per_sm)
     turns = -(-tiles // most)
     return -(-tiles // turns), (
         rows.count, *_sizes(problem), *_backward_strides(problem), weight_d,
         tile.rows, tile.block, _is_even(problem, tile), *_form(problem),
-        problem.has_weight, problem.has_bias, tile.block <= HELD, tile.stages,
+        problem.has_weight, problem.has_bias, tile.block <= HELD, tile.stages, overlaps(target),
+    )  # fmt: skip
+
+
+def backward_ring(problem: NormProblem, tile: Tile, target: Target) -> Fixed:
+    """Of `norm_bwd_ring_kernel`."""
+    rows = problem.rows
+    pieces = -(-rows.width // tile.block)
+    turns = -(-rows.count // min(rows.count, target.sms * tile.per_sm))
+    strides = (rows.stride_arguments(t)[2] for t in range(4))
+    return -(-rows.count // turns), (
+        rows.count, rows.width_units, *strides,
+        tile.block, pieces, tile.stages, tile.num_warps, pieces * tile.block == rows.width,
+        problem.has_weight, problem.has_bias, overlaps(target),
     )  # fmt: skip
 
 
@@ -94,20 +113,22 @@ def backward_few(problem: NormProblem, tile: Tile, weight_d: int | None) -> Fixe
     )  # fmt: skip
 
 
-def backward_split(problem: NormProblem, tile: Tile, weight_d: int | None, sms: int) -> Fixed:
+def backward_split(problem: NormProblem, tile: Tile, weight_d: int | None, target: Target) -> Fixed:
     """Of `norm_bwd_split_kernel`."""
     rows = problem.rows
-    parts, groups = parts_of(rows.width, tile), groups_of(rows, tile, sms)
+    parts, groups = parts_of(rows.width, tile), groups_of(rows, tile, target.sms)
     return groups * parts, (
         rows.count, parts, groups, *_sizes(problem), *_backward_strides(problem), weight_d,
         tile.block, padded(parts), *_form_of_parts(problem, tile),
-        problem.has_weight, problem.has_bias, tile.stages > 1,
+        problem.has_weight, problem.has_bias, tile.stages > 1, overlaps(target),
     )  # fmt: skip
 
 
-def vectors(problem: NormProblem, programs: int) -> Fixed:
+def vectors(problem: NormProblem, programs: int, target: Target) -> Fixed:
     """Of `norm_vectors_kernel` for the shares of so many programs or groups."""
     width = problem.rows.width
     kinds = problem.has_weight + problem.has_bias
     shares = min(_SHARES, padded(programs))
-    return -(-width // _COLUMNS) * kinds, (programs, width, shares, _COLUMNS)
+    return -(-width // _COLUMNS) * kinds, (
+        programs, width, shares, _COLUMNS, overlaps(target),
+    )  # fmt: skip

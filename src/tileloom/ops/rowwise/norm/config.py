@@ -26,6 +26,9 @@ _FEW = 256
 def smem_bytes(problem: NormProblem, tile: Tile) -> int:
     """Shared memory that the backward's pipeline takes, in bytes."""
     row = problem.dtype.itemsize * (3 if problem.has_residual else 2)
+    if tile.ring:
+        pieces = -(-problem.rows.width // tile.block)
+        return pieces * tile.block * (tile.stages * row + problem.weight_bytes) + 1024
     weight = 4 if tile.block > HELD else 0
     return (tile.stages - 1) * tile.block * tile.rows * (row + weight) + 4096
 
@@ -55,10 +58,36 @@ def _forward(problem: NormProblem, target: Target) -> Tile:
     return Tile(width, rows, max(1, width * rows // 512))
 
 
+def _ring(problem: NormProblem, target: Target) -> Tile | None:
+    """The ring for a layer norm whose rows are too wide to be held, or fill a power of two badly.
+
+    It holds two sums a column in registers, which other forms cannot for 16384 columns.
+    """
+    width = problem.rows.width
+    if not problem.is_centred or problem.rows.count <= _FEW:
+        return None
+    if _WHOLE_BACKWARD_CENTRED < width <= _WHOLE_BACKWARD:
+        tile = Tile(4096, 1, 16, 1, 2, ring=True)
+    elif 4096 < width <= 6144:
+        tile = Tile(1024, 1, 4, 2, 3, ring=True)
+    else:
+        return None
+    fits = tile.per_sm * smem_bytes(problem, tile) <= target.smem
+    return tile if fits and not ring_reasons(problem, tile, target) else None
+
+
 def _backward(problem: NormProblem, target: Target) -> Tile:
     width, is_half = padded(problem.rows.width), problem.dtype.itemsize == 2
+    if (ring := _ring(problem, target)) is not None:
+        return ring
     if width > (_WHOLE_BACKWARD_CENTRED if problem.is_centred else _WHOLE_BACKWARD):
         tile = Tile(4096, 1, 4, 2, 2) if is_half else Tile(2048, 1, 8, 2, 2)
+        many = Tile(2048, 1, 4, 4, 2)  # more programs wait for their sums at a time
+        is_long = (
+            problem.rows.width > 65536 and 2 * parts_of(problem.rows.width, many) <= target.sms
+        )
+        if is_half and is_long and not problem.is_centred:
+            return many
         tile = _shared(problem, target, tile)
         return tile if tile.block < 16384 else replace(tile, stages=1)
     if problem.rows.count <= _FEW:
@@ -67,8 +96,8 @@ def _backward(problem: NormProblem, target: Target) -> Tile:
         return Tile(width, 1, 32 if is_half else 16)
     if width == 8192 and is_half:  # rows that fill the tile leave less time to load ahead
         return Tile(width, 1, 8, 1, 3 if width == problem.rows.width else 4)
-    if width == 4096 and is_half and not problem.is_centred:
-        return Tile(width, 2, 8, 1, 3)
+    if width == 4096 and is_half:  # one program a multiprocessor: half the shares of dweight
+        return Tile(width, 1, 8, 1, 5) if problem.is_centred else Tile(width, 2, 8, 1, 3)
     rows = 2048 // width if width <= 512 else 1
     warps = max(1, width * rows // 512)
     per_sm = 4 if warps <= 2 else 2 if warps <= 8 else 1
@@ -83,12 +112,35 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
 
     Measured on an H200 on 2026-11-28 (Triton 3.6.0, bfloat16, 2^26 elements), as a share of the
     bandwidth of a copy, 4.2 TB/s. Whole rows, rms norm: forward 0.94 (4096), 0.94 (8192), 0.95
-    (16384), 0.88 (32768); backward 0.93 (4096), 0.91 (5120), 0.87 (16384). Layer norm: forward 0.93
-    (4096), 0.89 (16384); backward 0.90 (4096), 0.83 (5120), 0.89 (8192). Shared rows of 131072:
-    forward 0.81 (rms), 0.66 (layer), backward 0.68 and 0.50, of layer norm of 16384 0.56; of 2^20:
-    0.60 forward, 0.41 and 0.19 backward. An H100 has 0.71 of that bandwidth: its shares are higher.
+    (16384), 0.88 (32768); backward 0.95 (4096), 0.91 (5120), 0.87 (16384; a ring 0.86). Layer norm:
+    forward 0.93 (4096), 0.89 (16384); backward 0.95 (4096), 0.90 (8192). By a ring, layer norm
+    backward: 0.86 (5120; whole rows 0.85), 0.74 (16384; shared rows 0.55). Shared rows of 131072:
+    forward 0.82 (rms), 0.65 (layer), backward 0.72 (parts of 4096: 0.69) and 0.50; of 2^20: 0.60
+    forward, 0.41 and 0.19 backward. An H100 has 0.71 of that bandwidth: its shares are higher.
+    A pipeline of shared memory for shared rows was slower: 0.66 and less, of layer norm of 16384
+    0.41.
     """
     return TritonConfig(_forward(problem, target), _backward(problem, target))
+
+
+def ring_reasons(problem: NormProblem, tile: Tile, target: Target) -> list[str]:
+    """Why a ring of shared memory cannot bring the rows, its size aside."""
+    why: list[str] = []
+    if target.capability != (9, 0):
+        why.append(f"backward.ring is made for Hopper, and {target.name} is {target.arch}")
+    if problem.dtype.itemsize != 2:
+        why.append(f"backward.ring takes float16 and bfloat16, and rows are {problem.dtype}")
+    if problem.rows.vector != 8 or problem.rows.groups != 1 or not problem.is_aligned:
+        why.append(
+            "backward.ring copies 16 bytes at a time from rows of one common stride, and these "
+            "have several, or do not begin at multiples of 16 bytes"
+        )
+    if tile.block != 256 * tile.num_warps or tile.rows != 1 or tile.stages < 2:
+        why.append(
+            f"backward.ring takes blocks of 256 columns for each warp, 1 row and 2 stages or more, "
+            f"and they are {tile.block} for {tile.num_warps} warps, {tile.rows} and {tile.stages}"
+        )
+    return why
 
 
 def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> list[str]:
@@ -103,6 +155,8 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
                 f"each other, more than half of the {target.sms} multiprocessors of {target.name}"
             )
     tile = config.backward
+    if tile is not None and tile.ring:
+        why += ring_reasons(problem, tile, target)
     if tile is None or tile.split or parts_of(problem.rows.width, tile) > 1:
         return why
     needs = smem_bytes(problem, tile)

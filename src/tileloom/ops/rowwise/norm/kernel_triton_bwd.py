@@ -12,6 +12,7 @@ share of dweight and dbias in registers. Longer rows: `kernel_triton_split.py`.
 
 Shares go to a workspace `[P, 1 or 2, n]` in float32, and `norm_vectors_kernel` adds them up in
 order: no atomics. Its size does not grow with the rows: P is so many programs a multiprocessor.
+On Hopper and later that kernel starts as this one ends (programmatic dependent launch).
 
 Bytes moved: g, e and h once, dh once; the workspace is written and read once.
 
@@ -20,6 +21,7 @@ Offsets are 64-bit: see `pieces_triton.py` for strides and their units.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tileloom.ops.rowwise.pieces_triton import column_offsets, tile_pointers
 
@@ -64,12 +66,14 @@ def norm_bwd_kernel(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, CENTRED: tl.constexpr,
     DWEIGHT: tl.constexpr, DBIAS: tl.constexpr, HOLD: tl.constexpr, STAGES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Walk over whole rows, ROWS at a time.
 
     Absent tensors are None. DWEIGHT and DBIAS say which shares are wanted; `partial` is
     `[programs, DWEIGHT + DBIAS, n]`. EVEN says that BLOCK is n and ROWS divides the number of rows;
-    HOLD keeps the weight in registers, else it is read for each tile.
+    HOLD keeps the weight in registers, else it is read for each tile. OVERLAPS starts the kernel
+    that adds up the shares, which waits for all of this one.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     width = width_units * UNIT
@@ -127,6 +131,8 @@ def norm_bwd_kernel(
             tl.store(at, y.to(dh.dtype.element_ty))
         else:
             tl.store(at, y.to(dh.dtype.element_ty), mask=seen)
+    if OVERLAPS:
+        gdc_launch_dependents()
     if DWEIGHT or DBIAS:
         at = partial + tl.cast(tl.program_id(0), tl.int64) * ((DWEIGHT + DBIAS) * width) + columns
     if DWEIGHT:
@@ -138,12 +144,15 @@ def norm_bwd_kernel(
 @triton.jit(do_not_specialize=VECTORS_INTEGERS)
 def norm_vectors_kernel(
     partial, dweight, dbias, programs, width,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add up the shares `[programs, 1 or 2, n]` into dweight and dbias `[n]`; one may be None.
 
     A program takes BLOCK columns of one of them: ROWS sums over every ROWS-th share, then those.
+    OVERLAPS: it is started while the kernel that writes the shares ends.
     """
+    if OVERLAPS:
+        gdc_wait()
     KINDS: tl.constexpr = (dweight is not None) + (dbias is not None)
     width = tl.cast(width, tl.int64)
     kind = tl.program_id(0) % KINDS

@@ -19,6 +19,7 @@ Offsets are 64-bit outside a tile: see `pieces_triton.py`.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from tileloom.ops.rowwise.norm.kernel_triton_bwd import STRIDES as STRIDES_BACKWARD
 from tileloom.ops.rowwise.norm.kernel_triton_bwd import add_both
@@ -28,6 +29,7 @@ from tileloom.ops.rowwise.pieces_split import (
     hold,
     kind_of,
     pack,
+    places_of,
     post,
     take_ticket,
     unpack,
@@ -78,9 +80,9 @@ def norm_fwd_split_kernel(
 ):  # fmt: skip
     """Walk over the rows of one group, in one part.
 
-    `words` is int32, all -1: the ticket, then `[rows, kinds, parts]`: a part's sum of squared
-    distances from its mean, and for layer norm this mean. PARTS is the power of two that holds
-    `parts`. EVEN says that all parts are whole: columns are not masked.
+    `words` is int32, all -1: the ticket, then `[groups, turns, kinds, parts]`: a part's sum of
+    squared distances from its mean, and for layer norm this mean. PARTS is the power of two that
+    holds `parts`. EVEN says that all parts are whole: columns are not masked.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     KINDS: tl.constexpr = 2 if CENTRED else 1
@@ -98,7 +100,8 @@ def norm_fwd_split_kernel(
         w = pack(tl.load(weight + column_offsets(columns, weight_d, VECTOR), mask=seen, other=0.0))
     if bias is not None:
         b = pack(tl.load(bias + column_offsets(columns, bias_d, VECTOR), mask=seen, other=0.0))
-    words += 1
+    own_words = tl.cast(parts * KINDS, tl.int64)
+    of_row = places_of(words, group, groups, count, own_words)
     first = tl.cast(group, tl.int64)
     next_x, next_added = _stream(
         x, residual, first, count, columns, seen, size_1, size_2,
@@ -119,7 +122,6 @@ def norm_fwd_split_kernel(
             x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d, GROUPS, VECTOR, EVEN,
         )  # fmt: skip
         h = unpack(seen_h, KIND)
-        of_row = words + after * (parts * KINDS)
         if CENTRED:
             centre = tl.sum(h, 0) / size
             h = h - centre
@@ -128,7 +130,7 @@ def norm_fwd_split_kernel(
             post(of_row + (part + parts), centre, after < count)
         post(of_row + part, tl.sum(h * h, 0), after < count)
         if number >= 0:
-            numbers = collect(words + row * (parts * KINDS), parts, PARTS, KINDS)
+            numbers = collect(of_row - own_words, parts, PARTS, KINDS)
             squares = kind_of(numbers, 0)
             y = unpack(own_h, KIND)
             if CENTRED:
@@ -149,6 +151,7 @@ def norm_fwd_split_kernel(
             at = _part(out, row, columns, size_1, size_2, o_0, o_1, o_2, o_d, GROUPS, VECTOR)
             tl.store(at, y.to(KIND), mask=None if EVEN else seen)
         own_h = seen_h
+        of_row += own_words
 
 
 @triton.jit
@@ -192,13 +195,14 @@ def norm_bwd_split_kernel(
     g_0, g_1, g_2, g_d, e_0, e_1, e_2, e_d, h_0, h_1, h_2, h_d, o_0, o_1, o_2, o_d, weight_d,
     BLOCK: tl.constexpr, PARTS: tl.constexpr, GROUPS: tl.constexpr, VECTOR: tl.constexpr,
     EVEN: tl.constexpr, CENTRED: tl.constexpr, DWEIGHT: tl.constexpr, DBIAS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Walk over the rows of one group, in one part.
 
-    `words` is int32, all -1: the ticket, then `[rows, kinds, parts]`: a part's sum of a * xhat, and
-    for layer norm that of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`. AHEAD keeps the
-    parts of three rows in registers; else a part is read again, from L2, when its row is written.
+    `words` is int32, all -1: the ticket, then `[groups, turns, kinds, parts]`: a part's sum of
+    a * xhat, and for layer norm that of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`. AHEAD keeps
+    the parts of three rows in registers; else a part is read again, from L2, when its row is
+    written. OVERLAPS as in `norm_bwd_kernel`.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     KINDS: tl.constexpr = 2 if CENTRED else 1
@@ -213,7 +217,8 @@ def norm_bwd_split_kernel(
         w = pack(tl.load(weight + column_offsets(columns, weight_d, VECTOR), mask=seen, other=0.0))
     dweight = tl.zeros([BLOCK], tl.float32)
     dbias = tl.zeros([BLOCK], tl.float32)
-    words += 1
+    own_words = tl.cast(parts * KINDS, tl.int64)
+    of_row = places_of(words, group, groups, count, own_words)
     if AHEAD:
         next_h, next_g, next_centre, next_scale = _two_parts(
             h, g, mean, rstd, tl.cast(group, tl.int64), count, columns, seen, size_1, size_2,
@@ -243,7 +248,6 @@ def norm_bwd_split_kernel(
             dbias += a
         if weight is not None:
             a = a * unpack(hold(w), weight.dtype.element_ty)
-        of_row = words + after * (parts * KINDS)
         if CENTRED:
             c_1, c_2 = tl.reduce((a * xhat, a), 0, add_both)
             post(of_row + (part + parts), c_2, after < count)
@@ -251,7 +255,7 @@ def norm_bwd_split_kernel(
             c_1 = tl.sum(a * xhat, 0)
         post(of_row + part, c_1, after < count)
         if number >= 0:
-            numbers = collect(words + row * (parts * KINDS), parts, PARTS, KINDS)
+            numbers = collect(of_row - own_words, parts, PARTS, KINDS)
             if not AHEAD:
                 own_h, own_g, centre, scale = _two_parts(
                     h, g, mean, rstd, row, count, columns, seen, size_1, size_2,
@@ -272,6 +276,9 @@ def norm_bwd_split_kernel(
             tl.store(at, y.to(KIND), mask=None if EVEN else seen)
         if AHEAD:
             own_h, own_g, centre, scale = seen_h, seen_g, seen_centre, seen_scale
+        of_row += own_words
+    if OVERLAPS:
+        gdc_launch_dependents()
     if DWEIGHT or DBIAS:
         share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
     if DWEIGHT:

@@ -18,6 +18,7 @@ from tileloom.target import H100, SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {
     "norm_bwd_few_kernel": "columns are below a row's width, which is at most 2^30 elements",
+    "norm_bwd_ring_kernel": "columns are below CHUNKS * BLOCK, which fits into shared memory",
 }
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
 
@@ -34,6 +35,7 @@ _SPILLS: Mapping[tuple[str, int], tuple[int, str]] = {
         "would be more than may wait for each other.",
     ),
     ("norm_bwd", 16384): (144, _ON_H200 + "0.87; two programs a row, which spill nothing, 0.63."),
+    ("norm_bwd_ring", 4096): (48, _ON_H200 + "0.74; shared rows, which spill nothing, 0.55."),
     ("norm_bwd_split", 16384): (
         1800,
         _ON_H200 + "0.41 of 2^20 columns (rms norm); 0.34 with 32 warps, which spill less; smaller "
@@ -42,7 +44,7 @@ _SPILLS: Mapping[tuple[str, int], tuple[int, str]] = {
 }
 """Kernel and block -> bytes allowed on any Triton, and the measurement that justifies them."""
 
-_Maker = Callable[[NormProblem, Tile], KernelSpec]
+_Maker = Callable[[NormProblem, Tile, Target], KernelSpec]
 
 
 def shipped() -> tuple[KernelSpec, ...]:
@@ -56,23 +58,30 @@ def shipped() -> tuple[KernelSpec, ...]:
         *_of(backward_spec, problem(1024, bf16, is_centred=False)),
         *_of(backward_spec, problem(8184, fp32, is_centred=True, has_residual=True)),
         *_of(backward_spec, problem(16384, bf16, is_centred=False)),
+        *_of(backward_ring_spec, problem(16384, bf16, is_centred=True)),
+        *_of(backward_ring_spec, problem(5120, bf16, is_centred=True, has_residual=True)),
         *_of(backward_few_spec, problem(4096, bf16, is_centred=True, has_residual=True, rows=16)),
         *_of(backward_split_spec, problem(16384, fp32, is_centred=True, has_residual=True)),
         *_of(backward_split_spec, problem(2**20, bf16, is_centred=True, has_residual=True)),
-        vectors_spec(problem(4096, bf16, is_centred=True)),
+        *_of(vectors_spec, problem(4096, bf16, is_centred=True)),
     )
 
 
 def _of(make: _Maker, problem: NormProblem) -> Iterator[KernelSpec]:
     """One spec for each tile that the rule gives, for the architectures that it gives it for."""
-    archs: dict[Tile, list[str]] = {}
+    alike: dict[tuple[Tile, bool], list[Target]] = {}
     for target in _TARGETS:
         tiles = rule(problem, target)
-        tile = tiles.forward if make in (forward_spec, forward_split_spec) else tiles.backward
+        is_forward = make in (forward_spec, forward_split_spec)
+        tile = tiles.forward if is_forward else tiles.backward
         assert tile is not None
-        archs.setdefault(tile, []).append(target.arch)
-    for tile, names in archs.items():
-        spec = make(problem, tile)
+        if tile.ring != (make is backward_ring_spec):
+            continue
+        is_one = is_forward or make is backward_few_spec
+        alike.setdefault((tile, not is_one and arguments.overlaps(target)), []).append(target)
+    for (tile, _), targets in alike.items():
+        spec = make(problem, tile, targets[-1])
+        names = [target.arch for target in targets]
         spills, reason = _SPILLS.get((spec.name.partition("[")[0], tile.block), (0, ""))
         yield replace(spec, archs=tuple(names), spill_budget=spills, spill_reason=reason)
 
@@ -108,18 +117,20 @@ def _types(problem: NormProblem) -> tuple[str, str | None, str | None, str | Non
     )
 
 
-def _name(kernel: str, problem: NormProblem, tile: Tile) -> str:
+def _name(kernel: str, problem: NormProblem, tile: Tile, *, overlaps: bool = False) -> str:
     form = "layer" if problem.is_centred else "rms"
     added = "-residual" if problem.has_residual else ""
     kind = f"n{problem.rows.width}-{form}{added}-{_SHORT[problem.dtype]}"
     stages = f"-s{tile.stages}" if tile.stages > 1 else ""
-    return f"{kernel}[{kind}-{tile.block}x{tile.rows}-w{tile.num_warps}{stages}]"
+    over = "-overlapped" if overlaps else ""
+    return f"{kernel}[{kind}-{tile.block}x{tile.rows}-w{tile.num_warps}{stages}{over}]"
 
 
-def forward_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
+def forward_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of whole rows: float32 vectors, sums saved."""
     from tileloom.ops.rowwise.norm.kernel_triton_fwd import norm_fwd_kernel
 
+    del target
     rows, added, bias, mean = _types(problem)
     tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32")
     _, fixed = arguments.forward(problem, tile, (None, None), 1e-5)
@@ -128,33 +139,47 @@ def forward_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     )
 
 
-def forward_split_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
+def forward_split_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of shared rows."""
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_fwd_split_kernel
 
     rows, added, bias, mean = _types(problem)
     tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32", "*i32")
-    _, fixed = arguments.forward_split(problem, tile, (None, None), 1e-5, H100.sms)
+    _, fixed = arguments.forward_split(problem, tile, (None, None), 1e-5, target.sms)
     name = _name("norm_fwd_split", problem, tile)
     return row_spec(name, norm_fwd_split_kernel, tensors, fixed, tile.num_warps, tile.registers)
 
 
-def backward_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
+def backward_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of whole rows: float32 vectors, whose gradients are wanted."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_bwd_kernel
 
     rows, added, _, mean = _types(problem)
     tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32")
-    _, fixed = arguments.backward(problem, tile, None, H100.sms)
-    return row_spec(
-        _name("norm_bwd", problem, tile), norm_bwd_kernel, tensors, fixed, tile.num_warps
-    )
+    _, fixed = arguments.backward(problem, tile, None, target)
+    name = _name("norm_bwd", problem, tile, overlaps=arguments.overlaps(target))
+    return row_spec(name, norm_bwd_kernel, tensors, fixed, tile.num_warps)
 
 
-def backward_few_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
+def backward_ring_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
+    """Spec of whole rows that come through a ring of shared memory; vectors as `weight_bytes`."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_bwd import norm_bwd_ring_kernel
+
+    rows, added, _, mean = _types(problem)
+    weight = "*fp32" if problem.weight_bytes == 4 else rows
+    tensors = (rows, added, rows, weight, mean, "*fp32", rows, "*fp32")
+    _, fixed = arguments.backward_ring(problem, tile, target)
+    registers = tile.registers if tile.per_sm > 1 else None
+    name = _name("norm_bwd_ring", problem, tile)
+    spec = row_spec(name, norm_bwd_ring_kernel, tensors, fixed, tile.num_warps, registers)
+    return replace(spec, gluon=True)
+
+
+def backward_few_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of few rows, with the gradients of the vectors in the same launch."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd_few import norm_bwd_few_kernel
 
+    del target
     rows, added, bias, mean = _types(problem)
     tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", bias)
     _, fixed = arguments.backward_few(problem, tile, None)
@@ -162,21 +187,25 @@ def backward_few_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
     return row_spec(name, norm_bwd_few_kernel, tensors, fixed, tile.num_warps)
 
 
-def backward_split_spec(problem: NormProblem, tile: Tile) -> KernelSpec:
+def backward_split_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of shared rows."""
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
     rows, added, _, mean = _types(problem)
     tensors = (rows, added, rows, "*fp32", mean, "*fp32", rows, "*fp32", "*i32")
-    _, fixed = arguments.backward_split(problem, tile, None, H100.sms)
-    name = _name("norm_bwd_split", problem, tile)
+    _, fixed = arguments.backward_split(problem, tile, None, target)
+    name = _name("norm_bwd_split", problem, tile, overlaps=arguments.overlaps(target))
     return row_spec(name, norm_bwd_split_kernel, tensors, fixed, tile.num_warps, tile.registers)
 
 
-def vectors_spec(problem: NormProblem) -> KernelSpec:
+def vectors_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of the kernel that adds up the shares of dweight and dbias."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
 
-    _, fixed = arguments.vectors(problem, H100.sms)
+    del tile
+    _, fixed = arguments.vectors(problem, target.sms, target)
     tensors = ("*fp32", "*fp32", "*fp32" if problem.has_bias else None)
-    return row_spec("norm_vectors[fp32]", norm_vectors_kernel, tensors, fixed, 8)
+    overlaps = arguments.overlaps(target)
+    name = f"norm_vectors[fp32{'-overlapped' if overlaps else ''}]"
+    spec = row_spec(name, norm_vectors_kernel, tensors, fixed, 8)
+    return replace(spec, options={"launch_pdl": True}) if overlaps else spec

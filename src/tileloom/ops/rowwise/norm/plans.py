@@ -158,14 +158,21 @@ def _whole_forward(
         launch(x, residual, weight, bias, out, stream, mean, rstd)
         return results
 
-    return run
+    def run_plainly(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    ) -> Results:
+        out = torch.empty_like(x)
+        launch(x, residual, weight, bias, out, None, None, None)
+        return out, None, None, None
+
+    return run if saves or problem.has_residual else run_plainly
 
 
-def _words(problem: NormProblem, tile: Tile, like: Tensor) -> Tensor:
-    """Allocate what the programs of shared rows meet at: a ticket, and a word for each sum."""
+def _words(problem: NormProblem, tile: Tile, groups: int) -> int:
+    """How many words the programs of shared rows meet at: a ticket, and one for each sum."""
     kinds = 2 if problem.is_centred else 1
-    count = 1 + problem.rows.count * parts_of(problem.rows.width, tile) * kinds
-    return torch.full((count,), -1, dtype=torch.int32, device=like.device)
+    turns = -(-problem.rows.count // groups)
+    return 1 + groups * turns * parts_of(problem.rows.width, tile) * kinds
 
 
 def _split_forward(
@@ -177,12 +184,14 @@ def _split_forward(
 
     programs, fixed = arguments.forward_split(problem, tile, vectors, eps, target.sms)
     launch = Launch(norm_fwd_split_kernel, programs, tile.num_warps, fixed, tile.registers)
+    count = _words(problem, tile, groups_of(problem.rows, tile, target.sms))
 
     def run(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
     ) -> Results:
         out, stream, mean, rstd = results = _outputs(problem, x, saves)
-        launch(x, residual, weight, bias, out, stream, mean, rstd, _words(problem, tile, x))
+        words = torch.full((count,), -1, dtype=torch.int32, device=x.device)
+        launch(x, residual, weight, bias, out, stream, mean, rstd, words)
         return results
 
     return run
@@ -233,6 +242,8 @@ def backward_plan(
         has_bias=needs_bias,
         has_residual=stream_grad is not None,
         is_backward=True,
+        weight_bytes=0 if weight is None else weight.element_size(),
+        is_aligned=all(t is None or t.data_ptr() % 16 == 0 for t in (grad, stream_grad, h, weight)),
     )
     target = target_of(h)
     tensors = (grad, stream_grad, h, weight, bias, mean, rstd)
@@ -250,7 +261,9 @@ def backward_plan(
         tile = choice.config.backward
         assert tile is not None
         weight_d = _stride(weight) if problem.rows.vector == 0 else None
-        if tile.block < problem.rows.width:
+        if tile.ring:
+            make = _ring_backward
+        elif tile.block < problem.rows.width:
             make = _split_backward
         elif tile.split and (problem.has_weight or problem.has_bias):
             make = _few_backward
@@ -299,11 +312,12 @@ def _vectors(
     return partial, *_wanted(problem, weight, bias)
 
 
-def _sum_shares(problem: NormProblem, programs: int) -> Launch:
+def _sum_shares(problem: NormProblem, programs: int, target: Target) -> Launch:
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
 
-    count, fixed = arguments.vectors(problem, programs)
-    return Launch(norm_vectors_kernel, count, 8, fixed)
+    count, fixed = arguments.vectors(problem, programs, target)
+    overlaps = arguments.overlaps(target)
+    return Launch(norm_vectors_kernel, count, 8, fixed, overlaps=overlaps)
 
 
 def _few_backward(
@@ -334,9 +348,29 @@ def _whole_backward(
     """Rows that fit a program: one launch, and one to add up the shares of dweight and dbias."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_bwd_kernel
 
-    programs, fixed = arguments.backward(problem, tile, weight_d, target.sms)
+    programs, fixed = arguments.backward(problem, tile, weight_d, target)
     launch = Launch(norm_bwd_kernel, programs, tile.num_warps, fixed)
-    sum_shares = _sum_shares(problem, programs)
+    return _walk(problem, programs, launch, target)
+
+
+def _ring_backward(
+    problem: NormProblem, tile: Tile, weight_d: int | None, target: Target
+) -> Callable[..., Results]:
+    """Rows that come through a ring of shared memory: the same two launches."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_bwd import norm_bwd_ring_kernel
+
+    del weight_d
+    programs, fixed = arguments.backward_ring(problem, tile, target)
+    registers = tile.registers if tile.per_sm > 1 else None
+    launch = Launch(norm_bwd_ring_kernel, programs, tile.num_warps, fixed, registers)
+    return _walk(problem, programs, launch, target)
+
+
+def _walk(
+    problem: NormProblem, programs: int, launch: Launch, target: Target
+) -> Callable[..., Results]:
+    """Run programs that each walk over whole rows, then add up their shares."""
+    sum_shares = _sum_shares(problem, programs, target)
 
     def run(
         grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
@@ -358,10 +392,11 @@ def _split_backward(
     """Rows that programs share: one launch, and one to add up the shares of dweight and dbias."""
     from tileloom.ops.rowwise.norm.kernel_triton_split import norm_bwd_split_kernel
 
-    programs, fixed = arguments.backward_split(problem, tile, weight_d, target.sms)
+    programs, fixed = arguments.backward_split(problem, tile, weight_d, target)
     launch = Launch(norm_bwd_split_kernel, programs, tile.num_warps, fixed, tile.registers)
     groups = groups_of(problem.rows, tile, target.sms)
-    sum_shares = _sum_shares(problem, groups)
+    count = _words(problem, tile, groups)
+    sum_shares = _sum_shares(problem, groups, target)
 
     def run(
         grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,
@@ -369,7 +404,7 @@ def _split_backward(
     ) -> Results:  # fmt: skip
         dh = torch.empty_like(h)
         partial, dweight, dbias = _vectors(problem, groups, weight, bias)
-        words = _words(problem, tile, h)
+        words = torch.full((count,), -1, dtype=torch.int32, device=h.device)
         launch(grad, stream_grad, h, weight, mean, rstd, dh, partial, words)
         if partial is not None:
             sum_shares(partial, dweight, dbias)

@@ -22,6 +22,8 @@ class NormProblem:
         has_bias: Whether there is a bias; backward: whether its gradient is asked for.
         has_residual: Whether x + residual is normalised; backward: whether the sum has a gradient.
         is_backward: Whether this is the gradient.
+        weight_bytes: Backward: bytes of an element of the weight; 0 without one.
+        is_aligned: Backward: whether rows and weight begin at multiples of 16 bytes.
     """
 
     rows: Rows
@@ -31,6 +33,8 @@ class NormProblem:
     has_bias: bool
     has_residual: bool
     is_backward: bool
+    weight_bytes: int = 4
+    is_aligned: bool = True
 
     @property
     def is_empty(self) -> bool:
