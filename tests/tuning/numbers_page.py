@@ -82,7 +82,7 @@ def tuned_rowwise(record: dict[str, Any]) -> str:
     rows = [
         [
             row["case"],
-            row["kernel"].rpartition(".")[2],
+            row["kernel"].rpartition("_")[2],
             row["tiles"],
             f"{row['rule_ms'] * 1e3:.1f}",
             f"{row['winner_ms'] * 1e3:.1f}",

@@ -113,5 +113,5 @@ def test_records_of_operators_are_left_out(tmp_path):
     """Which kernels a call launches is not in them."""
     kept = record()
     of_operator = replace(kept, problem={**kept.problem, "stages": "operator"})
-    with pytest.raises(errors.OptionError, match="there is no winner to bundle"):
+    with pytest.raises(errors.OptionError, match="are those of operators' calls"):
         bundle_winners(tmp_path / "x.bundle", [of_operator])

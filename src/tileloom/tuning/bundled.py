@@ -76,14 +76,20 @@ def bundle_winners(path: Path | str, records: Sequence[Record], **options: Any) 
         OptionError: If there is no record.
         CompileError, BundleError, OSError: As `build_bundle`.
     """
-    records = [record for record in records if record.problem["stages"] != OPERATOR]
+    of_kernels = [record for record in records if record.problem["stages"] != OPERATOR]
+    if records and not of_kernels:
+        raise OptionError(
+            "tuning: the winners to bundle are those of operators' calls, which say nothing of the "
+            "kernels that a call launches. Try: winners of kernels; a bundle of operators is made "
+            "by tileloom.launch.build_bundle."
+        )
     if not records:
         raise OptionError(
             "tuning: there is no winner to bundle. Try: `tileloom cache ls`, after a program that "
             "tunes its kernels has run."
         )
-    winners = [record.as_json() for record in records]
-    return build_bundle(path, pairs_of(records), winners=winners, **options)
+    winners = [record.as_json() for record in of_kernels]
+    return build_bundle(path, pairs_of(of_kernels), winners=winners, **options)
 
 
 def winner_in(bundle: Bundle, problem: Mapping[str, Any], gpu: str) -> Record | None:

@@ -93,7 +93,7 @@ def best(
     """Find the fastest of an operator's configs for a call: in the store, or by measuring.
 
     Args:
-        operator: For example ``"tileloom.ops.rowwise:rms_norm.forward"``.
+        operator: For example ``"tileloom.ops.rowwise:rms_norm_forward"``.
         source: What of its code the answer depends on; see `source_of`.
         facts: What of the call it depends on.
         candidates: The configs, the rule's first.

@@ -85,7 +85,7 @@ def tuned(
 
     listed = [_config(one) for one in neighbours(tile, rows.width)]
     source = of_operators.source_of(str(_HERE), *map(str, sorted(_HERE.glob("*/"))))
-    name = f"tileloom.ops.rowwise:{choice.op}.{part}"
+    name = f"tileloom.ops.rowwise:{choice.op}_{part}"
     winner = of_operators.best(name, source, facts, listed, prepare, first.device, changed)
     best = replace(config, **{part: _tile(winner)})
     try:  # the record may be of another number of rows
