@@ -101,6 +101,7 @@ def text_of(record: dict[str, Any]) -> str:
         parts.append("`gemm.py` and `split_k_gemm.py` in float16, TFLOP/s:\n")
         parts += products(tables["gemm"] | tables["split_k"])
     else:
+        parts.append("Products of square matrices in float16, TFLOP/s:\n")
         parts += products(tables)
     return "\n".join(parts)
 
