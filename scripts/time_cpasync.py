@@ -87,14 +87,13 @@ def time_axpby(binary: Callable[[str], Any]) -> dict[str, Any]:
         z.fill_(float("nan"))
         return good
 
-    found: dict[str, Contender] = {
-        f"cp.async.{name.split('-')[2]} {name.split('-')[1]}": (
-            cubins.prepare_axpby(binary(name), 2.0, x, -0.5, y, z),
-            is_right,
-        )
-        for name in cubins.KERNELS
-        if name.startswith("axpby")
-    }
+    found: dict[str, Contender] = {}
+    for name in cubins.KERNELS:
+        if name.startswith("axpby"):
+            _, size, modifier = name.split("-")
+            for kind, blocks in (("", None), (" resident", 4 * cubins.sms())):
+                call = cubins.prepare_axpby(binary(name), 2.0, x, -0.5, y, z, blocks)
+                found[f"cp.async.{modifier} {size}{kind}"] = (call, is_right)
     found["torch.add"] = (lambda: torch.add(x, y, alpha=-0.5, out=z), lambda: True)
     return {f"{n} elements": timed(found, 12 * n, "GB/s")}
 

@@ -70,8 +70,8 @@ def sms():
     return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
 
-def prepare_axpby(binary, alpha, x, beta, y, z, chunk=1024):
-    blocks = max(1, min(-(-x.numel() // chunk), 4 * sms()))
+def prepare_axpby(binary, alpha, x, beta, y, z, blocks=None, chunk=1024, stages=4):
+    blocks = blocks or max(1, -(-x.numel() // (stages * chunk)))
     return binary.prepare(blocks, (), x, y, z, x.numel(), alpha, beta)
 
 

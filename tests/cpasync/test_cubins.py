@@ -78,7 +78,8 @@ def test_grids_and_numbers_of_the_launches(kernels, monkeypatch):
     """As `launch` of each example has them: tiles of 128 x 256 x 64, boxes of 32 x 256."""
     cubins, launches = examples.load("cubins"), Launches(monkeypatch, sms=4)
     x = torch.zeros(5000)
-    cubins.prepare_axpby(cubins.Binary(None, ()), 2.0, x, -0.5, x, x)
+    for blocks in (None, 3):
+        cubins.prepare_axpby(cubins.Binary(None, ()), 2.0, x, -0.5, x, x, blocks)
     matrix = torch.zeros(100, 600)
     stages = 5 * (32 * 256 * 4 + 8)
     copy = cubins.Binary(None, (), stages, boxes=((32, 256), (32, 256)))
@@ -87,8 +88,10 @@ def test_grids_and_numbers_of_the_launches(kernels, monkeypatch):
     gemm = cubins.Binary(None, (), boxes=((128, 64), (256, 64), (64, 32)))
     a, b, c = torch.zeros(300, 200), torch.zeros(520, 200), torch.zeros(300, 520)
     cubins.prepare_gemm(gemm, a, b, c, 2)
-    (first, _, numbers), *copied, multiplied = launches.seen
-    assert (first, numbers[3:]) == (5, (5000, 2.0, -0.5))
+    added, copied, multiplied = launches.seen[:2], launches.seen[2:-1], launches.seen[-1]
+    assert [(blocks, numbers[3:]) for blocks, _, numbers in added] == [
+        (2, (5000, 2.0, -0.5)), (3, (5000, 2.0, -0.5)),
+    ]  # fmt: skip
     assert copied == [(blocks, 2, (3, 12)) for blocks in (3, 7, 12)]
     assert multiplied == (4, 3, (3, 3, 4, 2))
     assert cubins.parts(128, 256, 4096) == 4

@@ -90,10 +90,11 @@ def test_wait_of_40_ms_with_tries_of_a_microsecond(binaries, device):
 @pytest.mark.parametrize("n", [1, 3, 4, 1025, 3_000_001])
 def test_axpby(binaries, device, n, kind):
     x, y = (torch.randn(n, device=device) for _ in range(2))
-    z = torch.full_like(x, torch.nan)
     prepare = examples.load("cubins").prepare_axpby
-    prepare(binaries(f"axpby-{kind}"), 2.0, x, -0.5, y, z)()
-    assert_accurate(z, 2 * x.double() - 0.5 * y.double(), 2 * x - 0.5 * y)
+    for blocks in (None, 2):
+        z = torch.full_like(x, torch.nan)
+        prepare(binaries(f"axpby-{kind}"), 2.0, x, -0.5, y, z, blocks)()
+        assert_accurate(z, 2 * x.double() - 0.5 * y.double(), 2 * x - 0.5 * y)
 
 
 @pytest.mark.parametrize("kind", ["8x512-4-read", "32x512-8-full", "128x128-2-read"])
