@@ -1,4 +1,4 @@
-"""Puts parts of a record of `tileloom bench gemm` together, and prints it as Markdown tables.
+"""Puts parts of a record of `tileloom bench gemm` together; `record_tables.py` makes the tables.
 
 PYTHONPATH=src python scripts/gemm_record.py PART... --out benchmarks/results/gemm_h100.json
 
@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tileloom.bench.gemm_bars import CUBLAS, MEAN, OURS, PLAIN, GemmBar
+from tileloom.bench.gemm_bars import CUBLAS, MEAN, OURS, GemmBar
 from tileloom.bench.stats import geometric_mean
 
 Record = dict[str, Any]
@@ -80,79 +80,18 @@ def merge(parts: Sequence[Record], order: Sequence[str]) -> Record:
     }
 
 
-def _us(cell: Mapping[str, Any], name: str) -> str:
-    entry = entry_of(cell, name)
-    if entry is None:
-        return ""
-    is_call = cell["case"]["judged"] == "call"
-    us = entry["call_us"]["median"] if is_call else entry["time_ms"]["median"] * 1000
-    return f"{us:.1f}"
-
-
-def _ratio(cell: Mapping[str, Any], other: str) -> str:
-    own = entry_of(cell, OURS)
-    kind = "call_ratios" if cell["case"]["judged"] == "call" else "ratios"
-    ratio = None if own is None else own[kind].get(other)
-    return (
-        "" if ratio is None else f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
-    )
-
-
-def _config(cell: Mapping[str, Any]) -> str:
-    own = entry_of(cell, OURS)
-    return "" if own is None else own["about"].get("config", "").partition(":")[2]
-
-
-def markdown(record: Record) -> list[str]:
-    """Return tables of a record: products, then what is fused, chunks and calls with the host."""
-    met = {}
-    for bar in record["bars"]:
-        met.setdefault(bar["case"], []).append(
-            {True: "yes", False: "**no**", None: "?"}[bar["met"]]
-        )
-    kinds: dict[str, list[Any]] = {"product": [], "fused": [], "chunks": [], "host": []}
-    for cell in record["cells"]:
-        case = cell["case"]
-        is_fused = case["bias"] or case["activation"] or case["residual"]
-        kind = "host" if case["judged"] == "call" else "chunks" if case["chunks"] else "product"
-        kinds["fused" if kind == "product" and is_fused else kind].append(cell)
-    columns = {
-        "product": ((CUBLAS, "triton", "quack"), CUBLAS),
-        "fused": ((PLAIN, CUBLAS, "compile", "quack"), PLAIN),
-        "chunks": ((PLAIN, CUBLAS, "seed"), PLAIN),
-        "host": ((CUBLAS,), CUBLAS),
-    }
-    lines: list[str] = []
-    for kind, cells in kinds.items():
-        peers, other = columns[kind]
-        heads = [kind, "M x N x K", OURS, "TFLOP/s", *peers, f"to {other} [95 %]", "bar", "config"]
-        lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-        for cell in cells:
-            case, own = cell["case"], entry_of(cell, OURS)
-            speed = "" if own is None else f"{cell['flops'] / own['time_ms']['median'] / 1e9:.0f}"
-            row = [
-                *(case["name"], f"{case['m']} x {case['n']} x {case['k']}", _us(cell, OURS), speed),
-                *(_us(cell, peer) for peer in peers),
-                *(_ratio(cell, other), ", ".join(met.get(case["name"], [])), _config(cell)),
-            ]
-            lines.append(f"| {' | '.join(row)} |")
-    last = record["bars"][-1]
-    count = sum(bar["met"] is True for bar in record["bars"])
-    return [*lines, "", f"Geometric mean of the products: {last['found']}; bars met: {count} of "
-            f"{len(record['bars'])}."]  # fmt: skip
-
-
 def main() -> None:
-    """Merge, write and print."""
+    """Merge and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     order = [case["name"] for case in json.loads(_CASES.read_text("utf-8"))["cases"]]
     record = merge([json.loads(path.read_text("utf-8")) for path in args.parts], order)
-    if args.out is not None:
-        args.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
-    print("\n".join(markdown(record)))
+    args.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+    missed = [bar for bar in record["bars"] if bar["met"] is not True]
+    print(f"{len(record['bars']) - len(missed)} of {len(record['bars'])} bars met; not met:")
+    print("\n".join(f"  {bar['case']}: {bar['asked']}: {bar['found']}" for bar in missed))
 
 
 if __name__ == "__main__":

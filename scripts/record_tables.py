@@ -199,6 +199,68 @@ def launches(record: Record) -> str:
     return text
 
 
+_GEMM = {  # what is shown of each kind of case: peers, and whom ours is compared with
+    "product": (("torch", "triton", "quack"), "torch"),
+    "fused": (("plain", "torch", "compile", "quack"), "plain"),
+    "chunks": (("plain", "torch", "seed"), "plain"),
+    "host": (("torch",), "torch"),
+}
+
+
+def _gemm_kind(case: Record) -> str:
+    if case["judged"] == "call":
+        return "host"
+    is_fused = case["bias"] or case["activation"] or case["residual"]
+    return "chunks" if case["chunks"] else "fused" if is_fused else "product"
+
+
+def _gemm_row(cell: Record, peers: Sequence[str], other: str, met: str) -> list[str]:
+    case, entries = cell["case"], _entries(cell)
+    is_call = case["judged"] == "call"
+
+    def us(name: str) -> str:
+        entry = entries.get(name)
+        if entry is None:
+            return ""
+        return f"{entry['call_us']['median'] if is_call else entry['time_ms']['median'] * 1000:.1f}"
+
+    ours = entries.get("tileloom")
+    speed = ratio = config = ""
+    if ours is not None:
+        speed = f"{cell['flops'] / ours['time_ms']['median'] / 1e9:.0f}"
+        found = ours["call_ratios" if is_call else "ratios"].get(other)
+        ratio = f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]" if found else ""
+        config = ours["about"].get("config", "").partition(":")[2]
+    sizes = f"{case['m']} x {case['n']} x {case['k']}"
+    return [case["name"], sizes, us("tileloom"), speed, *map(us, peers), ratio, met, config]
+
+
+def gemm(record: Record) -> str:
+    """The tables of `tileloom bench gemm`, and which bars are met."""
+    machine, bars = record["machine"], record["bars"]
+    met: dict[str, list[str]] = {}
+    for bar in bars:
+        met.setdefault(bar["case"], []).append({True: "yes", False: "no", None: "?"}[bar["met"]])
+    parts = [
+        f"One {machine['card']}, {record['date'][:10]}, commit {_commit(record)}, torch "
+        f"{machine['torch'].partition('+')[0]}, Triton {machine['packages']['triton']}, bf16; "
+        "device time in us, of `host` the time of a call. The bars are those above; a fused case "
+        "has two, against the product alone and against `torch.compile`."
+    ]
+    for kind, (peers, other) in _GEMM.items():
+        cells = [cell for cell in record["cells"] if _gemm_kind(cell["case"]) == kind]
+        found = {name for cell in cells for name in _entries(cell)}
+        shown = [name for name in peers if name in found]
+        head = [kind, "M x N x K", "tileloom", "TFLOP/s", *(_NAMES.get(e, e) for e in shown)]
+        head += [f"to {other} [95 %]", "bars", "config"]
+        rows = [_gemm_row(c, shown, other, ", ".join(met[c["case"]["name"]])) for c in cells]
+        parts += [_table(head, rows)] if rows else []
+    count = sum(bar["met"] is True for bar in bars)
+    mean = bars[-1]["found"]
+    parts.append(f"Geometric mean of the products: {mean}. Bars met: {count} of {len(bars)}.")
+    return "\n\n".join(parts)
+
+
 _RESULTS = ROOT / "benchmarks" / "results"
 _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "rowwise_h100.json": ("docs/benchmarks.md", rowwise),
@@ -207,6 +269,8 @@ _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "attention_bwd_h100.json": ("docs/benchmarks.md", attention),
     "attention_features_fwd_h100.json": ("docs/benchmarks.md", features),
     "attention_features_bwd_h100.json": ("docs/benchmarks.md", features),
+    "gemm_h100.json": ("docs/benchmarks.md", gemm),
+    "gemm_h200.json": ("docs/benchmarks.md", gemm),
 }
 TABLES = {name: made for name, made in _ALL.items() if (_RESULTS / name).exists()}
 """Record that is there -> the page that shows it, and what makes the text."""
