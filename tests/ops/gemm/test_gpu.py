@@ -242,6 +242,35 @@ def test_a_graph_replays(config, calls):
         assert torch.equal(out, right)
 
 
+def test_products_behind_another_stream_wait_for_it():
+    """Captured and not: what is ahead is then an event of another stream, not a kernel."""
+    a, b, _ = MatmulCase(512, 2048, 2048).inputs("cuda")
+    weight, fresh = torch.zeros_like(b), b.clone()
+    right, side = matmul(a, b), torch.cuda.Stream()
+
+    def work():
+        main = torch.cuda.current_stream()
+        matmul(a, fresh)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            for _ in range(20):
+                weight.copy_(fresh * 0.0)
+            weight.copy_(fresh)
+        main.wait_stream(side)
+        return matmul(a, weight)
+
+    for _ in range(10):
+        assert torch.equal(work(), right)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = work()
+    for _ in range(10):
+        weight.zero_()
+        graph.replay()
+        assert torch.equal(out, right)
+
+
 def test_gradients():
     a, b, options = MatmulCase(256, 512, 384, has_bias=True, activation="gelu").inputs("cuda")
     grads = []

@@ -1,0 +1,83 @@
+"""The rule that chooses the Hopper config: what was measured, and never what cannot run."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from tileloom.launch.layout import Layout
+from tileloom.ops.gemm.config import GluonSm90Config, decode, gluon_rule
+from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.target import Target
+
+BF16, FP32 = torch.bfloat16, torch.float32
+H100 = Target("cuda", (9, 0), 132, 232448, "NVIDIA H100")
+
+
+def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
+    def lies(rows, columns, flips):
+        return Layout((rows * columns, 1, rows) if flips else (rows * columns, columns, 1), True)
+
+    return MatmulProblem(
+        *(m, n, k, 1), dtype=BF16, out_dtype=out_dtype, a=lies(m, k, a_flips),
+        b=lies(k, n, b_flips), out=lies(m, n, False), **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "config"),
+    [
+        ((1, 4096, 4096), "64,16,0,8,static,1,128,True"),
+        ((16, 57344, 8192), "64,16,0,8,static,1,128,True"),
+        ((17, 4096, 4096), "64,32,0,8,static,1,128,True"),
+        ((64, 8192, 64), "64,64,0,8,static,1,64,True"),
+        ((512, 6144, 4096), "192,128,0,4,static,1,64,True"),
+        ((512, 4096, 4096), "128,128,0,4,static,1,64,True"),
+        ((512, 57344, 8192), "128,256,0,8,dynamic,1,64,True"),
+        ((1024, 1024, 1024), "64,128,0,8,static,1,64,False"),
+        ((2048, 2048, 2048), "128,256,0,8,static,1,64,False"),
+        ((3072, 3072, 3072), "192,128,0,8,static,1,64,False"),
+        ((8192, 8192, 8192), "128,256,0,16,dynamic,1,64,False"),
+        ((4096, 28672, 4096), "128,256,0,8,dynamic,1,64,True"),
+    ],
+    ids=str,
+)
+def test_the_rule_is_what_was_measured(sizes, config):
+    assert gluon_rule(_problem(*sizes), 132) == decode(f"gluon_sm90:{config}")
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_a_product_that_waits_gets_tiles_of_c_dealt_by_turns(chunks):
+    for m, n in ((16, 4096), (512, 6144), (4096, 28672), (8192, 8192)):
+        config = gluon_rule(_problem(m, n, 4096, chunks=chunks), 132)
+        assert (config.swap_ab, config.scheduler) == (False, "static")
+
+
+SIZES = (1, 8, 16, 24, 64, 72, 136, 512, 1032, 4096, 16384)
+
+
+@pytest.mark.parametrize("out_dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("flips", list(itertools.product([False, True], repeat=2)), ids=str)
+def test_what_the_rule_gives_can_run(out_dtype, residual, flips):
+    for m, n, k, chunks in itertools.product(SIZES, SIZES, (8, 64, 4096), (0, 1, 3)):
+        if flips[0] and m % 8:
+            continue
+        more = {"bias_dtype": BF16, "chunks": chunks}
+        if residual:
+            more |= {"residual": Layout((m * n, n, 1), True), "residual_dtype": out_dtype}
+        if n * out_dtype.itemsize % 16:
+            continue
+        problem = _problem(m, n, k, a_flips=flips[0], b_flips=flips[1], out_dtype=out_dtype, **more)
+        config = gluon_rule(problem, H100.sms)
+        reasons = config.reasons_against(problem, H100)
+        reasons = [text for text in reasons if "stride" not in text]
+        assert reasons == [], (m, n, k, chunks, config)
+        assert config.stages_of(problem) >= 2
+
+
+def test_the_end_of_a_configs_text_may_be_missing():
+    assert decode("gluon_sm90:64,128") == GluonSm90Config(64, 128)
+    assert decode("gluon_sm90:64,16,0,8,static,1,64,True") == GluonSm90Config(64, 16, swap_ab=True)
