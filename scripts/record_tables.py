@@ -264,7 +264,9 @@ def gemm(record: Record) -> str:
 _RESULTS = ROOT / "benchmarks" / "results"
 _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "rowwise_h100.json": ("docs/benchmarks.md", rowwise),
+    "rowwise_h200.json": ("docs/benchmarks.md", rowwise),
     "launch_h100.json": ("docs/launching.md", launches),
+    "launch_h200.json": ("docs/launching.md", launches),
     "attention_fwd_h100.json": ("docs/benchmarks.md", attention),
     "attention_bwd_h100.json": ("docs/benchmarks.md", attention),
     "attention_features_fwd_h100.json": ("docs/benchmarks.md", features),

@@ -184,9 +184,9 @@ def norm_bwd_ring_kernel(
             gl.store(out + at, y.to(dh.dtype.element_ty), mask=mask)
         slot = gl.where(slot == STAGES - 1, 0, slot + 1)
     async_copy.wait_group(0)
-    if OVERLAPS:
-        gdc_launch_dependents()
     if DWEIGHT or DBIAS:
+        if OVERLAPS:
+            gdc_launch_dependents()
         share = partial + first.to(gl.int64) * ((DWEIGHT + DBIAS) * width)
         for k in gl.static_range(CHUNKS):
             at = columns + k * BLOCK

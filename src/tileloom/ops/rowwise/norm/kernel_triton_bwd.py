@@ -131,9 +131,9 @@ def norm_bwd_kernel(
             tl.store(at, y.to(dh.dtype.element_ty))
         else:
             tl.store(at, y.to(dh.dtype.element_ty), mask=seen)
-    if OVERLAPS:
-        gdc_launch_dependents()
     if DWEIGHT or DBIAS:
+        if OVERLAPS:
+            gdc_launch_dependents()
         at = partial + tl.cast(tl.program_id(0), tl.int64) * ((DWEIGHT + DBIAS) * width) + columns
     if DWEIGHT:
         tl.store(at, dweight, mask=there)

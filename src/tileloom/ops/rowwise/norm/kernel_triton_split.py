@@ -277,9 +277,9 @@ def norm_bwd_split_kernel(
         if AHEAD:
             own_h, own_g, centre, scale = seen_h, seen_g, seen_centre, seen_scale
         of_row += own_words
-    if OVERLAPS:
-        gdc_launch_dependents()
     if DWEIGHT or DBIAS:
+        if OVERLAPS:
+            gdc_launch_dependents()
         share = partial + (tl.cast(group, tl.int64) * ((DWEIGHT + DBIAS) * width) + columns)
     if DWEIGHT:
         tl.store(share, dweight, mask=seen)
