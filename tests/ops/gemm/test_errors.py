@@ -174,7 +174,7 @@ def test_a_config_says_all_that_is_wrong_with_it():
     swapped = (
         (
             GluonSm90Config(64, 256, swap_ab=True),
-            "the tile is 64x256, not one of 128x256, 256x128, 192x128,",
+            "the tile is 64x256, not one of 128x256, 192x128, 128x128,",
         ),
         (GluonSm90Config(64, 16), "the tile is 64x16, not one of 128x256,"),
     )

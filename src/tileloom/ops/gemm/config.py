@@ -133,7 +133,7 @@ class GluonSm90Config:
         64 bytes where a warpgroup has 128 rows: twice as large, they would cost the ring a stage.
         """
         if self.swap_ab:
-            return min(self.warpgroup_tile()[1], 32 if self.block_m == 256 else 64)
+            return min(self.warpgroup_tile()[1], 64)
         return (64 if self.warpgroup_tile()[0] == 128 else 128) // problem.out_dtype.itemsize
 
     def warpgroup_tile(self) -> tuple[int, int]:
@@ -244,7 +244,7 @@ TILES = (
     (64, 32),
 )  # fmt: skip
 SWAP_TILES = (
-    (128, 256), (256, 128), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64),
+    (128, 256), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64),
     (64, 32), (64, 16),
 )  # fmt: skip
 """Columns of B and rows of A in a tile with `swap_ab`."""

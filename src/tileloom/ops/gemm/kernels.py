@@ -133,11 +133,14 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
     specs.append(_gluon_spec("edges", replace(linear, chunks=8), wide))
-    specs.append(_gluon_spec("dynamic", linear, replace(wide, scheduler="dynamic")))
-    few = replace(linear, m=16), replace(fused, m=16)
+    dealt = replace(wide, scheduler="dynamic")
+    specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=16)))
+    specs.append(_gluon_spec("swap-dynamic", linear, replace(dealt, swap_ab=True)))
+    rows = replace(linear, m=16), replace(fused, m=16)
     for tile in SWAP_TILES:
-        config = GluonSm90Config(*tile, swap_ab=True)
-        specs += [_gluon_spec("swap", few[0], config), _gluon_spec("swap-fused", few[1], config)]
+        group, depth = (8, 128) if tile[1] <= 64 else (4, 64)
+        config = GluonSm90Config(*tile, swizzle_size=group, block_k=depth, swap_ab=True)
+        specs += [_gluon_spec("swap", rows[0], config), _gluon_spec("swap-fused", rows[1], config)]
     for tile in ((64, 128), (128, 128)):
         config = GluonSm90Config(*tile, splits=3)
         specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]
@@ -191,4 +194,5 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         layouts=layouts,
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
         threads=128 * (config.consumers + 1),
+        options={"launch_pdl": True},
     )
