@@ -115,9 +115,10 @@ _PHILOX = {"dropout_p": 0.3, "philox": (torch.tensor(7), torch.tensor(6))}  # no
     ],
     ids=lambda case: case.id,
 )  # fmt: skip
-def test_biases_masks_and_dropout(case):
+@pytest.mark.parametrize("ordered", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_biases_masks_and_dropout(case, ordered):
     inputs = case.inputs()
-    config = gluon_backward_rule(cases.problem_of(inputs))
+    config = replace(gluon_backward_rule(cases.problem_of(inputs)), ordered=ordered)
     _played(inputs, config, "ttgir", "random", 3)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from tests.ops.attention.cases import BF16
 from tests.ops.attention.varlen import cases
 from tests.ops.attention.varlen.cases import VarlenCase
 from tests.ops.attention.varlen.emulated import Play, hopper_plays
 
+from tileloom import emulator
 from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
 from tileloom.ops.attention.config_backward import Tile, TritonBackwardConfig
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+from tileloom.ops.attention.varlen import backward
 
 LEVELS = ("ttgir", "machine")
 _PORTABLE = (TritonConfig(32, 16), TritonBackwardConfig(Tile(16, 32, 4), Tile(32, 16, 4)))
@@ -60,3 +64,18 @@ def test_the_hopper_kernels_on_every_case(case):
 @pytest.mark.parametrize("case", cases.DROPPED, **named)
 def test_dropout_in_the_hopper_kernels(case, level):
     _hopper(case).run(level, [("late", 0), ("random", 1)])
+
+
+@pytest.mark.parametrize("offsets", [[0, -50, 900, 300], [500, 100, 700, 0], [3, 5, 4000, 2]])
+def test_wrong_offsets_end_in_a_fixed_order_too(offsets, monkeypatch):
+    """On a GPU nobody looks at them: programs that wait for one another must not wait for ever."""
+    monkeypatch.setattr(backward, "check_values", lambda *args: None)
+    q, k, v, dout, out = (torch.randn(700, 1, 128, dtype=BF16) for _ in range(5))
+    cu = torch.tensor(offsets, dtype=torch.int32)
+    config = GluonSm90BackwardConfig(64, 2, ordered=True).encode()
+    with emulator.run(level="ttgir", sms=3) as run:
+        backward.attention_varlen_bwd(
+            dout, None, q, k, v, out, torch.zeros(1, 700), cu, cu, 700, 700, None, None, None,
+            None, None, None, None, 0.1, 0.0, None, None, True, True, False, config,
+        )  # fmt: skip
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
