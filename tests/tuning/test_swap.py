@@ -21,6 +21,7 @@ from tests.tuning.modules import (
 )
 from tests.tuning.replayed import STREAM
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner as Original
+from torch._inductor.wrapper_benchmark import get_triton_kernel
 
 from tileloom.errors import OptionError
 from tileloom.tuning import CachingAutotuner, generated, hints, swap
@@ -161,12 +162,15 @@ def launch_all(path, folder, tuned, cuda, monkeypatch):
 @every_module
 def test_kernels_go_to_a_compile_worker_and_back(path, tmp_path):
     for name, source in kernels_of(swapped(path.read_text())):
-        kernel = getattr(load(source, tmp_path), name)
+        module = load(source, tmp_path)
+        kernel = getattr(module, name)
+        if name.startswith("triton_"):
+            assert get_triton_kernel(module) is kernel
         kept = kernel.prepare_for_pickle()
         there = pickle.loads(pickle.dumps(kernel))
         there.restore_after_unpickle(None)
         kernel.restore_after_unpickle(kept)
-        assert isinstance(there, Original), "wrapper_benchmark asks so"
+        assert isinstance(there, Original)
         assert there.configs == kernel.configs
         assert there.inductor_meta == kernel.inductor_meta
         assert kernel.fn is not None
