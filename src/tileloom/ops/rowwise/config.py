@@ -20,6 +20,9 @@ from tileloom.target import Target
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What the Triton kernels take; float64 goes to the reference."""
 
+FIRST_WORD = 32
+"""Where the words of programs that share rows begin, behind their ticket: in the next 128 bytes."""
+
 _MAX_INT32 = 2**31 - 1
 LARGEST_WIDTH = 2**30
 

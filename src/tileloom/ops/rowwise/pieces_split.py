@@ -13,13 +13,17 @@ What a program posted for a row is needed by the others one turn later, when it 
 in turn r they read row r + 2 of the group, post r + 1, and collect and write r. What waits
 meanwhile is packed, two elements of 16 bits in a register.
 
-`words` is int32, all -1 at the launch: the ticket, then a word for each number of each part of each
-row, those of a group side by side: programs that wait keep reading, and would hinder the others
-whose words lie in the same line of the L2.
+`words` is int32, all -1 at the launch: the ticket, then from FIRST_WORD on a word for each number
+of each part of each row, those of a group side by side: programs that wait keep reading, and would
+hinder the others whose words, or ticket, lie in the same line of the L2.
 """
 
 import triton
 import triton.language as tl
+
+from tileloom.ops.rowwise import config
+
+FIRST_WORD = tl.constexpr(config.FIRST_WORD)
 
 
 @triton.jit
@@ -32,7 +36,7 @@ def take_ticket(words):
 def places_of(words, group, groups, count, size):
     """Where a group's first row has its `size` words; its next row's follow them."""
     turns = (count + groups - 1) // groups
-    return words + 1 + tl.cast(group, tl.int64) * turns * size
+    return words + FIRST_WORD + tl.cast(group, tl.int64) * turns * size
 
 
 @triton.jit

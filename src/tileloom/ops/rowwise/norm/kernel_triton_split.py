@@ -80,9 +80,9 @@ def norm_fwd_split_kernel(
 ):  # fmt: skip
     """Walk over the rows of one group, in one part.
 
-    `words` is int32, all -1: the ticket, then `[groups, turns, kinds, parts]`: a part's sum of
-    squared distances from its mean, and for layer norm this mean. PARTS is the power of two that
-    holds `parts`. EVEN says that all parts are whole: columns are not masked.
+    `words` is int32, all -1: the ticket, from FIRST_WORD on `[groups, turns, kinds, parts]`: a
+    part's sum of squared distances from its mean, and for layer norm this mean. PARTS is the power
+    of two that holds `parts`. EVEN says that all parts are whole: columns are not masked.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     KINDS: tl.constexpr = 2 if CENTRED else 1
@@ -199,10 +199,10 @@ def norm_bwd_split_kernel(
 ):  # fmt: skip
     """Walk over the rows of one group, in one part.
 
-    `words` is int32, all -1: the ticket, then `[groups, turns, kinds, parts]`: a part's sum of
-    a * xhat, and for layer norm that of a. `partial` is `[groups, DWEIGHT + DBIAS, n]`. AHEAD keeps
-    the parts of three rows in registers; else a part is read again, from L2, when its row is
-    written. OVERLAPS as in `norm_bwd_kernel`.
+    `words` is int32, all -1: the ticket, from FIRST_WORD on `[groups, turns, kinds, parts]`: a
+    part's sum of a * xhat, and for layer norm that of a. `partial` is
+    `[groups, DWEIGHT + DBIAS, n]`. AHEAD keeps the parts of three rows in registers; else a part is
+    read again, from L2, when its row is written. OVERLAPS as in `norm_bwd_kernel`.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     KINDS: tl.constexpr = 2 if CENTRED else 1

@@ -9,7 +9,14 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, groups_of, parts_of
+from tileloom.ops.rowwise.config import (
+    FIRST_WORD,
+    Tile,
+    TritonConfig,
+    decode,
+    groups_of,
+    parts_of,
+)
 from tileloom.ops.rowwise.norm import arguments
 from tileloom.ops.rowwise.norm.config import choose
 from tileloom.ops.rowwise.norm.problem import NormProblem
@@ -172,7 +179,7 @@ def _words(problem: NormProblem, tile: Tile, groups: int) -> int:
     """How many words the programs of shared rows meet at: a ticket, and one for each sum."""
     kinds = 2 if problem.is_centred else 1
     turns = -(-problem.rows.count // groups)
-    return 1 + groups * turns * parts_of(problem.rows.width, tile) * kinds
+    return FIRST_WORD + groups * turns * parts_of(problem.rows.width, tile) * kinds
 
 
 def _split_forward(

@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 
 from tileloom.ops.rowwise.pieces_softmax import join_lanes, load_block, store_block
-from tileloom.ops.rowwise.pieces_split import collect, hold, kind_of, post, take_ticket
+from tileloom.ops.rowwise.pieces_split import (
+    FIRST_WORD,
+    collect,
+    hold,
+    kind_of,
+    post,
+    take_ticket,
+)
 from tileloom.ops.rowwise.pieces_triton import row_offsets
 from tileloom.ops.rowwise.softmax.kernel_triton import INT_ARGUMENTS_BACKWARD, INT_ARGUMENTS_FORWARD
 
@@ -31,7 +38,10 @@ def softmax_fwd_split_kernel(
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`words` is int32, all -1: the ticket, then `[rows, 2, parts]`: a part's maximum, its sum."""
+    """`words` is int32, all -1: the ticket, from FIRST_WORD on each row's `[2, parts]`.
+
+    They are a part's maximum, and its sum.
+    """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     ticket = take_ticket(words)
@@ -47,7 +57,7 @@ def softmax_fwd_split_kernel(
         visible = load_block(mask, start, inside, seen, 0, mask_d, MASK_VECTOR)
         shown = tl.where(visible != 0, shown, float("-inf"))
     peak = tl.max(shown.to(tl.float32), 0)
-    words += 1 + row * (parts * 2)
+    words += FIRST_WORD + row * (parts * 2)
     post(words + part, peak, part >= 0)
     shown = hold(shown)
     z = shown.to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak)
@@ -68,7 +78,7 @@ def softmax_bwd_split_kernel(
     y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d, dx_0, dx_1, dx_2, dx_d, parts,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`words` is int32, all -1: the ticket, then `[rows, parts]`: a part's sum of y dy."""
+    """`words` is int32, all -1: the ticket, from FIRST_WORD on each row's parts' sums of y dy."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     ticket = take_ticket(words)
@@ -81,7 +91,7 @@ def softmax_bwd_split_kernel(
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
     p = load_block(y, start, inside, seen, 0.0, y_d, VECTOR)
     g = load_block(dy, start, inside, seen, 0.0, dy_d, VECTOR)
-    words += 1 + row * parts
+    words += FIRST_WORD + row * parts
     post(words + part, tl.sum(p.to(tl.float32) * g.to(tl.float32), 0), part >= 0)
     total = tl.sum(kind_of(collect(words, parts, PARTS, 1), 0), 0)
 

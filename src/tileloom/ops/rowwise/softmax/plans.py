@@ -10,7 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, plan_key
-from tileloom.ops.rowwise.config import Tile, TritonConfig, decode, padded, parts_of
+from tileloom.ops.rowwise.config import FIRST_WORD, Tile, TritonConfig, decode, padded, parts_of
 from tileloom.ops.rowwise.softmax.config import choose
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
@@ -167,7 +167,8 @@ def _step(
         return Step(walked, rows.count, (*fixed, *form, tile.block))
     parts = parts_of(rows.width, tile)
     fixed = (*fixed, parts, *form, padded(parts), tile.block)
-    return Step(split, rows.count * parts, fixed, 1 + rows.count * parts * results)
+    words = FIRST_WORD + rows.count * parts * results
+    return Step(split, rows.count * parts, fixed, words)
 
 
 def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
