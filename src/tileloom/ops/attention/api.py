@@ -119,7 +119,8 @@ def attention(
         reference backend three tensors `[B, Hq, Lq, Lk]` more. The backward keeps the inputs, O
         and LSE; besides the gradients it needs `[B, Hq, Lq]` float32 (twice with a bias or in
         float32; on Hopper twice, and q's size in float32, its rows rounded up to 128 and its head
-        dim to 64, 128 or 256), a copy of dO where its last dimension has a stride, and for the
+        dim to 64, 128 or 256, and for dq in a fixed order 4 bytes for each key head's 64 or 128
+        keys), a copy of dO where its last dimension has a stride, and for the
         gradient of a bias that broadcasts up to 8 MiB; the reference five tensors
         `[B, Hq, Lq, Lk]`.
     Random numbers: those of `tileloom.testing.dropout_uniforms`, of which nothing is stored. In
