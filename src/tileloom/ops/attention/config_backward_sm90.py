@@ -93,8 +93,6 @@ class GluonSm90BackwardConfig:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = self._faults(max(problem.head_dim, problem.head_dim_v))
         why += hopper_reasons(problem, target)
-        if problem.packed and (problem.has_mask or problem.has_bias):
-            why.append("packed sequences have a bool mask or a bias")
         if torch.are_deterministic_algorithms_enabled() and not self.ordered:
             why.append(
                 "ordered is False: it adds up dQ in no fixed order, and deterministic algorithms "

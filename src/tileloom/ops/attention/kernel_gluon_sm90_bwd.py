@@ -194,6 +194,9 @@ def _walk(
     steps = (stop - start) // BLOCK_M * group
     # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
     gl.assume(steps > 0)
+    shift = 0  # from rows of blocks to those of a packed sequence
+    if PACKED:
+        shift = missing
     key = block_key + 64 * WG
     k = k_smem.index(WG).reshape([64, D])
     v = v_smem.index(WG).reshape([64, D_V])
@@ -210,8 +213,8 @@ def _walk(
     head = kv_head * group
     if HIDES:
         s = scores_start(
-            lse_smem.index(0), scale, bias, mask, scores, 0, head, row, block_key, len_q, len_k,
-            WG, 2, S_LAYOUT, BIAS, MASK, SLOW,
+            lse_smem.index(0), scale, bias, mask, scores, 0, head, row - shift, block_key, len_q,
+            len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW, PACKED,
         )  # fmt: skip
     else:
         s = columns_start(lse_smem.index(0), 64, S_LAYOUT)
@@ -232,7 +235,7 @@ def _walk(
         release_scores(scores, 0, BIAS, MASK)
     if DROPOUT:
         words = kept_words(
-            dropout, batch, head, heads_q, row - missing, key, len_q, len_k, BLOCK_M
+            dropout, batch, head, heads_q, row - shift, key, len_q, len_k, BLOCK_M
         )  # fmt: skip
     for j in range(steps):
         if COUNTS:
@@ -254,9 +257,10 @@ def _walk(
             x = mask_transposed(x, key, row, end, lo, hi, HAS_LEFT, HAS_RIGHT)
         if SLOW and BIAS != NONE:
             b = bias_numbers(
-                bias, scores, j, head, row, block_key, len_q, len_k, WG, 2, BIAS, BLOCK_M, S_LAYOUT
-            )
-            x = large_exponent(x, scale, b, large, batch * heads_q + head, row, len_q)
+                bias, scores, j, head, row - shift, block_key, len_q, len_k, WG, 2, BIAS, BLOCK_M,
+                S_LAYOUT, PACKED,
+            )  # fmt: skip
+            x = large_exponent(x, scale, b, large, batch, heads_q, head, row - shift, len_q, PACKED)
         else:
             x = x * c
         if SLOW:
@@ -287,7 +291,7 @@ def _walk(
         if DBIAS == KEYS:
             sums += row_sums(ds)
         elif DBIAS == ANYWHERE:
-            store_scores(dbias, ds, head, row, block_key, len_q, len_k, WG)
+            store_scores(dbias, ds, head, row - shift, block_key, len_q, len_k, WG, PACKED)
         dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])  # frees the registers of P and dS
         dv = warpgroup_mma_init(dv)
         dk = warpgroup_mma_init(dk)
@@ -298,7 +302,8 @@ def _walk(
         if HIDES:
             s = scores_start(
                 lse_smem.index(next_slot), scale, bias, mask, scores, coming, next_head,
-                next_row, block_key, len_q, len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW,
+                next_row - shift, block_key, len_q, len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW,
+                PACKED,
             )  # fmt: skip
         else:
             s = columns_start(lse_smem.index(next_slot), 64, S_LAYOUT)
@@ -326,11 +331,11 @@ def _walk(
             tma_store(dbias, [batch, head, row, key], ds_smem.index(buffer + WG))
         elif DBIAS == KEYS:
             if row + BLOCK_M == stop:
-                store_sums(dbias, sums, head, block_key, len_k, WG)
+                store_sums(dbias, sums, head, block_key, len_k, WG, PACKED)
                 sums = gl.zeros([64, 4], gl.float32, SUMS)
         if DROPOUT:
             words = kept_words(
-                dropout, batch, next_head, heads_q, next_row - missing, key, len_q, len_k, BLOCK_M
+                dropout, batch, next_head, heads_q, next_row - shift, key, len_q, len_k, BLOCK_M
             )  # fmt: skip
         if COUNTS:
             row = next_row
@@ -448,9 +453,17 @@ def attention_bwd_kernel(
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large = 0
+    lse_step = 0
     if BIAS != NONE:
-        tiles = gl.cdiv(len_q, 64)
-        has_large = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
+        if PACKED:  # of any sequence
+            tiles = total_q // 64 + sequences
+            has_large = any_large(flags, kv_head.to(gl.int64) * group * tiles, group * tiles)
+            lse_ptr += batch_q.to(gl.int64)
+            weight_ptr += batch_q.to(gl.int64)
+            lse_step = total_q
+        else:
+            tiles = gl.cdiv(len_q, 64)
+            has_large = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
     bias_at = batch * bias_b
     mask_at = batch * mask_b
     if BIAS == KEYS or BIAS == ANYWHERE:
@@ -464,7 +477,7 @@ def attention_bwd_kernel(
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),
-                     (has_large, lse_ptr, weight_ptr), (
+                     (has_large, lse_ptr, weight_ptr, lse_step), (
             dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
             group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
@@ -475,7 +488,7 @@ def attention_bwd_kernel(
         ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
             ORDERED)),
         (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
-                     (has_large, lse_ptr, weight_ptr), (
+                     (has_large, lse_ptr, weight_ptr, lse_step), (
             dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
             group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,

@@ -188,6 +188,9 @@ def _walk(
     steps = (stop - start) // 64 * group
     # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
     gl.assume(steps > 0)
+    shift = 0  # from rows of blocks to those of a packed sequence
+    if PACKED:
+        shift = missing
     zero = gl.zeros([64, HALF], gl.float32, DQ_LAYOUT)
     acc = warpgroup_mma_init(gl.zeros([64, Y], gl.float32, Y_LAYOUT))
     c = scale * LOG2E
@@ -221,8 +224,8 @@ def _walk(
     IS_SHIFTED: gl.constexpr = WG == 0 or not DROPOUT
     if WG == 0 and HIDES:
         t = scores_start(
-            statistic.index(0), scale, bias, mask, scores, 0, head, row, key, len_q, len_k,
-            0, 1, S_LAYOUT, BIAS, MASK, SLOW,
+            statistic.index(0), scale, bias, mask, scores, 0, head, row - shift, key, len_q,
+            len_k, 0, 1, S_LAYOUT, BIAS, MASK, SLOW, PACKED,
         )  # fmt: skip
         if (BIAS == TILE or MASK == TILE) and not SLOW:
             fence_async_shared()
@@ -237,7 +240,7 @@ def _walk(
         sums = row_sums(gl.zeros([64, 64], gl.float32, S_LAYOUT))
         SUMS: gl.constexpr = sums.type.layout
     if DROPOUT and WG == 0:
-        words = kept_words(dropout, batch, head, heads_q, row - missing, key, len_q, len_k, 64)
+        words = kept_words(dropout, batch, head, heads_q, row - shift, key, len_q, len_k, 64)
     for j in range(steps):
         if COUNTS:
             next_row, next_line, next_head = next_block(
@@ -250,9 +253,12 @@ def _walk(
                 r = mask_transposed(r, key, row, end, lo, hi, HAS_LEFT, HAS_RIGHT)
             if SLOW and BIAS != NONE:
                 b = bias_numbers(
-                    bias, scores, j, head, row, key, len_q, len_k, 0, 1, BIAS, 64, S_LAYOUT
+                    bias, scores, j, head, row - shift, key, len_q, len_k, 0, 1, BIAS, 64, S_LAYOUT,
+                    PACKED,
+                )  # fmt: skip
+                r = large_exponent(
+                    r, scale, b, large, batch, heads_q, head, row - shift, len_q, PACKED
                 )
-                r = large_exponent(r, scale, b, large, batch * heads_q + head, row, len_q)
             else:
                 r = r * c
             if SLOW:
@@ -287,10 +293,10 @@ def _walk(
             if DBIAS == KEYS:
                 sums += row_sums(r)
                 if row + 64 == stop:
-                    store_sums(dbias, sums, head, key, len_k, 0)
+                    store_sums(dbias, sums, head, key, len_k, 0, PACKED)
                     sums = gl.zeros([64, 4], gl.float32, SUMS)
             elif DBIAS == ANYWHERE:
-                store_scores(dbias, r, head, row, key, len_q, len_k, 0)
+                store_scores(dbias, r, head, row - shift, key, len_q, len_k, 0, PACKED)
         r = gl.convert_layout(r, P_LAYOUT, assert_trivial=True)
         mbarrier.wait(y_full.index(slot), phase)
         acc = warpgroup_mma(r, y_smem.index(slot).reshape([64, Y]), acc, is_async=True)
@@ -317,7 +323,7 @@ def _walk(
         if WG == 0 and HIDES:
             t = scores_start(
                 statistic.index(next_slot), scale, bias, mask, scores, coming, next_head,
-                next_row, key, len_q, len_k, 0, 1, S_LAYOUT, BIAS, MASK, SLOW,
+                next_row - shift, key, len_q, len_k, 0, 1, S_LAYOUT, BIAS, MASK, SLOW, PACKED,
             )  # fmt: skip
             if (BIAS == TILE or MASK == TILE) and not SLOW:
                 fence_async_shared()
@@ -330,7 +336,7 @@ def _walk(
         t = warpgroup_mma(own, x.permute((1, 0)), t, use_acc=IS_SHIFTED, is_async=True)
         if DROPOUT and WG == 0:
             words = kept_words(
-                dropout, batch, next_head, heads_q, next_row - missing, key, len_q, len_k, 64
+                dropout, batch, next_head, heads_q, next_row - shift, key, len_q, len_k, 64
             )
         t = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[t]))
         reduce_add(buffer_ptr, at + 32 * HALF, fragment_order(right))
@@ -454,9 +460,17 @@ def attention_bwd_wide_kernel(
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large = 0
+    lse_step = 0
     if BIAS != NONE:
-        tiles = gl.cdiv(len_q, 64)
-        has_large = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
+        if PACKED:  # of any sequence
+            tiles = total_q // 64 + sequences
+            has_large = any_large(flags, kv_head.to(gl.int64) * group * tiles, group * tiles)
+            lse_ptr += batch_q.to(gl.int64)
+            weight_ptr += batch_q.to(gl.int64)
+            lse_step = total_q
+        else:
+            tiles = gl.cdiv(len_q, 64)
+            has_large = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
     bias_at = batch * bias_b
     mask_at = batch * mask_b
     if BIAS == KEYS or BIAS == ANYWHERE:
@@ -470,7 +484,7 @@ def attention_bwd_wide_kernel(
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),
-                     (has_large, lse_ptr, weight_ptr), (
+                     (has_large, lse_ptr, weight_ptr, lse_step), (
             dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group,
             heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys,
@@ -480,7 +494,7 @@ def attention_bwd_wide_kernel(
             (seed, offset, threshold, keep_scale), turn, added,
         ), PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT, ORDERED)),
         (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
-                     (has_large, lse_ptr, weight_ptr), (
+                     (has_large, lse_ptr, weight_ptr, lse_step), (
             dk_desc, dv_desc, buffer_ptr, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
             p_smem, ds_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group,
             heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys,

@@ -46,6 +46,7 @@ _FORMS: Mapping[str, _Form] = {
     "bias-mask-anywhere": _Form(bias=3, bias_dtype="fp32", mask=3, dbias=3),
     "window-lengths-bias-mask": _Form(True, True, True, bias=2, mask=2, dbias=2),
     "float-bias": _Form(bias=2, bias_dtype="fp32", dbias=3),
+    "packed-bias": _Form(bias=3, dbias=3, is_packed=True),
     "causal-ordered": _Form(right=True, is_ordered=True),
     "packed-ordered": _Form(is_packed=True, is_ordered=True),
 }

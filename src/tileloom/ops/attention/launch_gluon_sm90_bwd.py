@@ -107,9 +107,9 @@ def bind_attention_bwd(
     if dk is None or dv is None:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
     given = (q, k, v, dout, dk, dv)
-    weigh = bind_weights(problem, q, k, lse, mask, bias, key_lengths)
+    weigh = bind_weights(problem, q, k, lse, mask, bias, key_lengths, offsets)
     everything = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
-    finish = scores.bind_sum(problem, everything, dbias)
+    finish = scores.bind_sum(problem, everything, dbias, offsets)
     own = scores.arguments(problem, rows, mask, bias, dbias, example)
     dropout = dropout_arguments(problem, state)
     own[0].extend((*dropout.addresses, *dropout.bound()))
@@ -134,7 +134,7 @@ def bind_attention_bwd(
         if is_lost:
             dk, dv = torch.empty_like(k), torch.empty_like(v)
         lengths = () if key_lengths is None else (key_lengths.contiguous(),)
-        weights = weigh(q, k, lse, mask, bias, key_lengths)
+        weights = weigh(q, k, lse, mask, bias, key_lengths, offsets)
         own = scores.tensors(problem, q, mask, bias, dbias)
         addresses, random = dropout_values(state)
         packed = () if offsets is None else (*offsets, dk, dv)
@@ -143,7 +143,7 @@ def bind_attention_bwd(
         main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed, *turns)
         if finish is not None:
             given = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
-            finish(own, given, dbias)
+            finish(own, given, dbias, offsets)
         if after is not None:
             after.launch(buffer, dq, *around)
 

@@ -23,7 +23,7 @@ from tileloom.ops.attention.config_backward import triton_backward_rule
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.kernels_backward_sm90 import score_arguments
 from tileloom.ops.attention.launch_triton_bwd import bind_attention_bwd, bind_row_weights
-from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.problem import AttentionProblem, Offsets
 from tileloom.ops.attention.strides import strides_of
 from tileloom.target import target_of
 
@@ -63,6 +63,8 @@ class Scores:
         full = (problem.batch, problem.heads_q, problem.len_q, problem.len_k)
         given = (bias, mask)
         modes = [NONE if tensor is None else _mode(tensor, full) for tensor in given]
+        if problem.packed:  # TMA begins at multiples of 16 bytes, blocks anywhere
+            modes = [ANYWHERE if mode == TILE else mode for mode in modes]
         tiles = [i for i in range(2) if modes[i] == TILE]
         sizes = [tensor.element_size() for tensor in given if tensor is not None]
         sizes = [size for size, mode in zip(sizes, (m for m in modes if m)) if mode == TILE]
@@ -134,14 +136,19 @@ class Scores:
             given.append(mask.view(torch.uint8))
         if self.dbias == KEYS:
             shape = (problem.batch, problem.heads_q, 1, problem.len_k)
-            given.append(q.new_empty(shape, dtype=torch.float32))
+            make = q.new_zeros if problem.packed else q.new_empty
+            given.append(make(shape, dtype=torch.float32))
         elif self.dbias != NONE and dbias is not None:
-            is_cut = problem.has_key_lengths or not problem.band.is_unbounded
+            is_cut = problem.packed or problem.has_key_lengths or not problem.band.is_unbounded
             given.append(dbias.zero_() if is_cut else dbias)
         return given
 
     def bind_sum(
-        self, problem: AttentionProblem, given: tuple[Any, ...], dbias: torch.Tensor | None
+        self,
+        problem: AttentionProblem,
+        given: tuple[Any, ...],
+        dbias: torch.Tensor | None,
+        offsets: Offsets | None,
     ) -> Callable[..., None] | None:
         """Prepare what writes the gradient of a bias that broadcasts, after the main kernel.
 
@@ -149,23 +156,27 @@ class Scores:
             problem: The problem.
             given: Examples of what the backward gets, from dout on.
             dbias: Example of the gradient.
+            offsets: Of packed sequences.
 
         Returns:
-            `finish(tensors, given, dbias)`, with what `tensors` has returned, or None.
+            `finish(tensors, given, dbias, offsets)`, with what `tensors` has returned, or None.
         """
         if dbias is None or self.dbias in (TILE, ANYWHERE):
             return None
         if self.is_summed:
             config = triton_backward_rule(problem, target_of(dbias))
-            rest: Any = (None, None, None, dbias)
+            rest: Any = (None, None, None, dbias, offsets)
             sum_up = bind_attention_bwd(problem, config, *given, *rest)
-            return lambda _, given, dbias: sum_up(*given, None, None, None, dbias)
+            return lambda _, given, dbias, offsets: sum_up(*given, None, None, None, dbias, offsets)
         shape = (*((1,) * (4 - dbias.dim())), *dbias.shape)
         sizes = (problem.batch, problem.heads_q, 1, problem.len_k)
         over = [d for d in range(4) if shape[d] < sizes[d]]
 
         def add_up(
-            tensors: list[torch.Tensor], given: tuple[Any, ...], dbias: torch.Tensor
+            tensors: list[torch.Tensor],
+            given: tuple[Any, ...],
+            dbias: torch.Tensor,
+            offsets: Offsets | None,
         ) -> None:
             sums = tensors[-1]
             dbias.copy_((sums.sum(over, keepdim=True) if over else sums).view(dbias.shape))
@@ -187,7 +198,7 @@ def _mode(tensor: torch.Tensor, full: tuple[int, int, int, int]) -> int:
 def _gradient_mode(problem: AttentionProblem, dbias: torch.Tensor) -> int:
     heads = problem.batch * problem.heads_q
     if dbias.numel() == heads * problem.len_q * problem.len_k:
-        is_tile = dbias.dtype == problem.dtype and problem.len_k % 8 == 0
+        is_tile = dbias.dtype == problem.dtype and problem.len_k % 8 == 0 and not problem.packed
         return TILE if is_tile and dbias.data_ptr() % 16 == 0 else ANYWHERE
     return KEYS if dbias.dim() < 2 or dbias.shape[-2] == 1 else NONE
 
@@ -210,6 +221,7 @@ def bind_weights(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    offsets: Offsets | None,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Prepare what the main kernel is told of rows with a large LSE.
 
@@ -221,15 +233,16 @@ def bind_weights(
         mask: Bool tensor or None.
         bias: Floating tensor, or None: then it is told nothing.
         key_lengths: `[B]` or None.
+        offsets: Of packed sequences.
 
     Returns:
-        `launch(q, k, lse, mask, bias, key_lengths)`, which returns flags of tiles of 64 rows, LSE
-        and P's weights; see `kernel_triton_bwd_rows.py`.
+        `launch(q, k, lse, mask, bias, key_lengths, offsets)`, which returns flags of tiles of 64
+        rows, LSE and P's weights; see `kernel_triton_bwd_rows.py`.
     """
     if bias is None:
         return lambda *_: ()
     tile = replace(triton_backward_rule(problem, target_of(q)).dq, block_m=64)
-    weigh = bind_row_weights(problem, tile, q, k, lse, mask, bias, key_lengths)
+    weigh = bind_row_weights(problem, tile, q, k, lse, mask, bias, key_lengths, offsets)
 
     def launch(*given: Any) -> tuple[torch.Tensor, ...]:
         weight, flags = weigh(*given)

@@ -137,11 +137,12 @@ def bind_row_weights(
     mask: torch.Tensor | None,
     bias: torch.Tensor | None,
     key_lengths: torch.Tensor | None,
+    offsets: Offsets | None = None,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Prepare the launch of P's weights alone, for other backends.
 
     Args:
-        problem: The problem, not of packed sequences.
+        problem: The problem.
         tile: Sizes.
         q: Queries; like all tensors here an example.
         k: Keys.
@@ -149,23 +150,26 @@ def bind_row_weights(
         mask: Bool tensor or None.
         bias: Floating tensor.
         key_lengths: `[B]` or None.
+        offsets: Of packed sequences, whose tensors have B = 1.
 
     Returns:
-        `launch(q, k, lse, mask, bias, key_lengths)`, which returns float32 `[B, Hq, Lq]`, and int32
-        `[B * Hq * tiles]`: whether a tile of `tile.block_m` rows has a weight that is not 1.
+        `launch(q, k, lse, mask, bias, key_lengths, offsets)`, which returns float32 like LSE, and
+        int32 `[B * Hq * tiles]`: whether a tile of `tile.block_m` rows has a weight that is not 1.
     """
     tiles = problem.heads_q * problem.blocks_q(tile.block_m)
     example = q.new_empty(4, dtype=torch.float32)
     values = _arguments(problem, {"q": q, "k": k}, mask, bias, None, key_lengths)
-    values |= {"lse": lse, "lengths": key_lengths, "weight": example, "cu_q": None, "cu_k": None}
+    values |= {"lse": lse, "lengths": key_lengths, "weight": example}
+    values |= dict(zip(("cu_q", "cu_k"), offsets or (None, None)))
     values |= {"flags": example.view(torch.int32), "tiles": problem.blocks_q(tile.block_m)}
-    values["tiles"] //= problem.batch
+    values["tiles"] //= 1 if problem.packed else problem.batch
     kernel = rows_kernel.attention_weight_kernel
     step = _bound(kernel, (tiles,), values, constants(problem, tile), tile)
 
     def launch(
         q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor, mask: torch.Tensor | None,
         bias: torch.Tensor | None, key_lengths: torch.Tensor | None,
+        offsets: Offsets | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         weight = torch.empty_like(lse)
         flags = q.new_empty(tiles, dtype=torch.int32)
@@ -175,6 +179,8 @@ def bind_row_weights(
         }  # fmt: skip
         if mask is not None:
             given["mask"] = mask.view(torch.uint8)
+        if offsets is not None:
+            given["cu_q"], given["cu_k"] = offsets
         step(given)
         return weight, flags
 

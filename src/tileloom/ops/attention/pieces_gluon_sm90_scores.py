@@ -9,6 +9,9 @@ Both come in one of these modes, a constant of the kernel; a bias's gradient has
     TILE      `[queries, keys]` by TMA; ldmatrix turns it over on the way to the registers
     ANYWHERE  any strides, number by number from global memory
 
+Packed sequences know only KEYS and ANYWHERE: TMA begins at multiples of 16 bytes, their blocks
+anywhere. Rows and keys before a sequence are negative, and masked.
+
 The gradient: KEYS sums dS over the queries, in registers; TILE stores dS by TMA out of the shared
 memory in which dQ's product reads it, which then holds queries as rows; ANYWHERE stores numbers.
 Each number has one writer, and sums have one order.
@@ -120,8 +123,9 @@ def first_number(source, batch, key, stride_b, stride_k):
 
 @gluon.jit
 def _places(
-    first, key, row, len_q, len_k, stride_q, stride_k, QUERIES: gl.constexpr, LAYOUT: gl.constexpr
-):
+    first, key, row, len_q, len_k, stride_q, stride_k, QUERIES: gl.constexpr, LAYOUT: gl.constexpr,
+    PACKED: gl.constexpr,
+):  # fmt: skip
     """Offsets of `[64, QUERIES / 8, 8]` numbers, and which are there; keys are counted from `key`.
 
     Query 8 a + b: `a` counts registers, so that what depends on it is no thread's own.
@@ -133,13 +137,25 @@ def _places(
     a = gl.expand_dims(gl.expand_dims(8 * a, 0), 2)
     b = gl.expand_dims(gl.expand_dims(b, 0), 1)
     at = (k.to(gl.int64) * stride_k + b.to(gl.int64) * stride_q) + a.to(gl.int64) * stride_q
-    return at, (k < len_k - key) & (a < len_q - row - b)
+    if PACKED:  # blocks end where sequences do
+        return at, (k >= 0 - key) & (a >= 0 - row - b)
+    else:
+        return at, (k < len_k - key) & (a < len_q - row - b)
+
+
+@gluon.jit
+def _is_key(k, key, len_k, PACKED: gl.constexpr):
+    """Which keys are there, counted from `key`."""
+    if PACKED:
+        return k >= 0 - key
+    else:
+        return k < len_k - key
 
 
 @gluon.jit
 def _numbers(
     source, smem, scores, j, head, row, key, len_q, len_k, WG: gl.constexpr, BOXES: gl.constexpr,
-    MODE: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr,
+    MODE: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Bias or mask of step j: 64 keys and BLOCK_M queries, `[64, 1]` in mode KEYS; 0 past those."""
     if MODE == TILE:
@@ -153,11 +169,14 @@ def _numbers(
         if MODE == KEYS:
             k = 64 * WG + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
             at = pointer + k.to(gl.int64) * stride_k
-            return gl.expand_dims(gl.load(at, mask=k < len_k - key, other=0), 1)
+            there = _is_key(k, key, len_k, PACKED)
+            return gl.expand_dims(gl.load(at, mask=there, other=0), 1)
         else:
             whole = gl.zeros([64, BLOCK_M], gl.float32, LAYOUT).reshape([64, BLOCK_M // 8, 8])
             OWN: gl.constexpr = whole.type.layout
-            at, there = _places(64 * WG, key, row, len_q, len_k, stride_q, stride_k, BLOCK_M, OWN)
+            at, there = _places(
+                64 * WG, key, row, len_q, len_k, stride_q, stride_k, BLOCK_M, OWN, PACKED
+            )
             x = gl.load(pointer + at, mask=there, other=0).reshape([64, BLOCK_M])
             return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
@@ -187,12 +206,12 @@ def any_large(flags, first, count):
 @gluon.jit
 def bias_numbers(
     bias, scores, j, head, row, key, len_q, len_k, WG: gl.constexpr, BOXES: gl.constexpr,
-    BIAS: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr,
+    BIAS: gl.constexpr, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The bias of step j in float32, where what is finite stays finite."""
     b = _numbers(
         bias, scores[0], scores, j, head, row, key, len_q, len_k, WG, BOXES, BIAS, BLOCK_M,
-        LAYOUT,
+        LAYOUT, PACKED,
     )  # fmt: skip
     own = b.to(gl.float32)
     if b.dtype == gl.float64:
@@ -204,7 +223,7 @@ def bias_numbers(
 def scores_start(
     statistic, scale, bias, mask, scores, j, head, row, key, len_q, len_k,
     WG: gl.constexpr, BOXES: gl.constexpr, LAYOUT: gl.constexpr, BIAS: gl.constexpr,
-    MASK: gl.constexpr, SLOW: gl.constexpr,
+    MASK: gl.constexpr, SLOW: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """Start values of S^T: (bias - LSE) / scale, -inf where bias or mask hides.
 
@@ -223,32 +242,37 @@ def scores_start(
         if not SLOW:
             b = bias_numbers(
                 bias, scores, j, head, row, key, len_q, len_k, WG, BOXES, BIAS, BLOCK_M,
-                LAYOUT,
+                LAYOUT, PACKED,
             )  # fmt: skip
             start = b * (1.0 / scale) + start
     if MASK != NONE:
         m = _numbers(
             mask, scores[1], scores, j, head, row, key, len_q, len_k, WG, BOXES, MASK,
-            BLOCK_M, LAYOUT,
+            BLOCK_M, LAYOUT, PACKED,
         )  # fmt: skip
         start = gl.where(m != 0, start, float("-inf"))
     return start
 
 
 @gluon.jit
-def large_exponent(s, scale, b, large, head_all, row, len_q):
+def large_exponent(s, scale, b, large, batch, heads, head, row, len_q, PACKED: gl.constexpr):
     """Return log2 of P where the LSE of rows is large: rounded as the forward's scores were.
 
     The sum is rounded before LSE, which is as large, is taken away; the weight makes up for the
     logarithm that LSE has lost by its rounding (`kernel_triton_bwd_rows.py`).
     """
-    _found, lse_ptr, weight_ptr = large
+    _found, lse_ptr, weight_ptr, lse_step = large
     COLUMNS: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     BLOCK_M: gl.constexpr = s.shape[1]
     i = row + gl.arange(0, BLOCK_M, COLUMNS)
-    at = head_all.to(gl.int64) * len_q + i
-    lse = gl.expand_dims(gl.load(lse_ptr + at, mask=i < len_q, other=0.0), 0)
-    weight = gl.expand_dims(gl.load(weight_ptr + at, mask=i < len_q, other=1.0), 0)
+    if PACKED:  # of a head, LSE has all sequences
+        at = head.to(gl.int64) * lse_step + i
+        there = i >= 0
+    else:
+        at = (batch * heads + head).to(gl.int64) * len_q + i
+        there = i < len_q
+    lse = gl.expand_dims(gl.load(lse_ptr + at, mask=there, other=0.0), 0)
+    weight = gl.expand_dims(gl.load(weight_ptr + at, mask=there, other=1.0), 0)
     x = ((s * scale + b) - lse) * LOG2E + gl.log2(weight)
     return gl.where((s == float("-inf")) | (b == float("-inf")), float("-inf"), x)
 
@@ -313,21 +337,22 @@ def row_sums(ds):
 
 
 @gluon.jit
-def store_sums(target, sums, head, key, len_k, WG: gl.constexpr):
+def store_sums(target, sums, head, key, len_k, WG: gl.constexpr, PACKED: gl.constexpr):
     """Write the sums of a warpgroup's keys to float32 `[heads, Lk]`."""
     k = 64 * WG + gl.arange(0, 64, gl.SliceLayout(1, sums.type.layout))
     target += head.to(gl.int64) * len_k
-    gl.store(target + k.to(gl.int64), gl.sum(sums, 1), mask=k < len_k - key)
+    there = _is_key(k, key, len_k, PACKED)
+    gl.store(target + k.to(gl.int64), gl.sum(sums, 1), mask=there)
 
 
 @gluon.jit
-def store_scores(target, ds, head, row, key, len_q, len_k, WG: gl.constexpr):
+def store_scores(target, ds, head, row, key, len_q, len_k, WG: gl.constexpr, PACKED: gl.constexpr):
     """Write dS^T to contiguous `[heads, Lq, Lk]`, number by number."""
     x = gl.reshape(ds, [ds.shape[0], ds.shape[1] // 8, 8])
     LAYOUT: gl.constexpr = x.type.layout
     QUERIES: gl.constexpr = ds.shape[1]
     target += (head.to(gl.int64) * len_q + row) * len_k
     at, there = _places(
-        64 * WG, key, row, len_q, len_k, len_k.to(gl.int64), 1, QUERIES, LAYOUT
-    )  # fmt: skip
+        64 * WG, key, row, len_q, len_k, len_k.to(gl.int64), 1, QUERIES, LAYOUT, PACKED
+    )
     gl.store(target + at, x.to(target.dtype.element_ty), mask=there)

@@ -90,7 +90,10 @@ def hopper_plays() -> list[Play]:
         sizes = (2, 1, *head_dims(spec))
         lens = ((rows, 0, 30, 65), (keys, 5, 0, 41))
         options = {"dropout_p": 0.3} if spec.constexprs.get("DROPOUT") else {}
-        bias = cases.added("H", "Q", "K") if spec.constexprs.get("BIAS_MODE") else None
+        c = spec.constexprs
+        has_bias = c.get("BIAS_MODE") or c.get("BIAS")
+        dims = "HQK" if "BIAS_MODE" in c else "SHQK"  # with a gradient for each score
+        bias = cases.added(*dims) if has_bias else None
         case = VarlenCase(spec.name, *lens, sizes, BF16, mask=mask, bias=bias, options=options)
         plays.append(Play(case, config, backward, name=spec.name))
     return plays

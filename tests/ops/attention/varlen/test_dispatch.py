@@ -52,12 +52,10 @@ def test_why_the_hopper_forward_refuses():
 @pytest.mark.parametrize(
     "scores", [{"mask": visible("S", "K")}, {"bias": added("H", "Q", "K")}], ids=["mask", "bias"]
 )
-def test_why_the_hopper_backward_refuses(scores):
+def test_scores_are_taken_by_its_own_kernels_too(scores):
     problem = _problem(replace(_PLAIN, **scores))
     assert choose(problem, H100).backend == "gluon_sm90"
-    choice = choose_backward(problem, H100)
-    assert choice.backend == "triton"
-    assert choice.refused["gluon_sm90"] == ("packed sequences have a bool mask or a bias",)
+    assert choose_backward(problem, H100).backend == "gluon_sm90"
 
 
 def test_more_rows_than_32_bits_hold_are_refused():
