@@ -68,12 +68,13 @@ from tileloom.ops.attention.pieces_gluon_sm90_scores import (
     KEYS,
     NONE,
     TILE,
-    any_large,
     bias_numbers,
     fetch_scores,
+    first_gradient,
     first_number,
     keys_first,
     large_exponent,
+    large_rows,
     loaded_poison,
     next_block,
     release_scores,
@@ -177,8 +178,7 @@ def _walk(
     STAGES: gl.constexpr = q_smem.type.shape[0]
     D: gl.constexpr = q_smem.type.shape[4]
     D_V: gl.constexpr = do_smem.type.shape[4]
-    X: gl.constexpr = D if WG == 0 else D_V  # columns of the first product's operands
-    Y: gl.constexpr = D_V if WG == 0 else D  # of the second's, and of what it is summed to
+    Y: gl.constexpr = D_V if WG == 0 else D  # columns of the second product and its sum
     HALF: gl.constexpr = D // 2
     dtype: gl.constexpr = q_smem.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -188,9 +188,7 @@ def _walk(
     steps = (stop - start) // 64 * group
     # Without it the path of no step merges zeros with a wgmma in flight, and ptxas serialises all.
     gl.assume(steps > 0)
-    shift = 0  # from rows of blocks to those of a packed sequence
-    if PACKED:
-        shift = missing
+    shift = missing if PACKED else 0  # from rows of blocks to those of a packed sequence
     zero = gl.zeros([64, HALF], gl.float32, DQ_LAYOUT)
     acc = warpgroup_mma_init(gl.zeros([64, Y], gl.float32, Y_LAYOUT))
     c = scale * LOG2E
@@ -218,7 +216,7 @@ def _walk(
     if SLOW:
         poison = gl.expand_dims(poison, 1)
     mbarrier.wait(x_full.index(0), 0)
-    x = x_smem.index(0).reshape([64, X])
+    x = x_smem.index(0).reshape([64, D + D_V - Y])
     row = start
     head = kv_head * group
     IS_SHIFTED: gl.constexpr = WG == 0 or not DROPOUT
@@ -319,7 +317,7 @@ def _walk(
         coming = gl.minimum(j + 1, steps - 1)  # the last step repeats its own, which nobody uses
         next_slot, next_phase = slot_of(coming, STAGES)
         mbarrier.wait(x_full.index(next_slot), next_phase)
-        x = x_smem.index(next_slot).reshape([64, X])
+        x = x_smem.index(next_slot).reshape([64, D + D_V - Y])
         if WG == 0 and HIDES:
             t = scores_start(
                 statistic.index(next_slot), scale, bias, mask, scores, coming, next_head,
@@ -429,9 +427,7 @@ def attention_bwd_wide_kernel(
     if not HAS_LENGTHS:
         lengths_ptr = 0
     PACKED: gl.constexpr = cu_q is not None
-    packed = ()
-    dk_out = ()
-    dv_out = ()
+    packed, dk_out, dv_out = (), (), ()
     if PACKED:
         packed = (cu_q, cu_k, sequences, total_q, total_k)
         dk_out = (dk_ptr, dk_h, dk_l)
@@ -459,28 +455,18 @@ def attention_bwd_wide_kernel(
         )  # fmt: skip
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
-    has_large = 0
-    lse_step = 0
+    has_large, lse_step = 0, 0
+    bias_at, mask_at = batch * bias_b, batch * mask_b
     if BIAS != NONE:
-        if PACKED:  # of any sequence
-            tiles = total_q // 64 + sequences
-            has_large = any_large(flags, kv_head.to(gl.int64) * group * tiles, group * tiles)
-            lse_ptr += batch_q.to(gl.int64)
-            weight_ptr += batch_q.to(gl.int64)
-            lse_step = total_q
-        else:
-            tiles = gl.cdiv(len_q, 64)
-            has_large = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
-    bias_at = batch * bias_b
-    mask_at = batch * mask_b
-    if BIAS == KEYS or BIAS == ANYWHERE:
-        bias = first_number(bias, batch, key, bias_b, bias_k)
-    if MASK == KEYS or MASK == ANYWHERE:
-        mask = first_number(mask, batch, key, mask_b, mask_k)
-    if DBIAS == KEYS:
-        dbias = first_number(dbias, batch * heads_q, key, len_k.to(gl.int64), 1)
-    elif DBIAS == ANYWHERE:
-        dbias = first_number(dbias, batch * heads_q, key, len_k.to(gl.int64) * len_q, 1)
+        has_large, lse_ptr, weight_ptr, lse_step = large_rows(
+            flags, lse_ptr, weight_ptr, batch, batch_q, kv_head, group, heads_q, len_q, sequences,
+            total_q, PACKED,
+        )  # fmt: skip
+        bias = first_number(bias, batch, key, bias_b, bias_k, BIAS)
+    if MASK != NONE:
+        mask = first_number(mask, batch, key, mask_b, mask_k, MASK)
+    if DBIAS != NONE:
+        dbias = first_gradient(dbias, batch * heads_q, key, len_q, len_k, DBIAS)
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),

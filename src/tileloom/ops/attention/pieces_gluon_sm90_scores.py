@@ -116,9 +116,19 @@ def keys_first(tile, DBIAS: gl.constexpr):
 
 
 @gluon.jit
-def first_number(source, batch, key, stride_b, stride_k):
+def first_number(source, batch, key, stride_b, stride_k, MODE: gl.constexpr):
     """Point at the block's keys in the first head and row, where numbers are loaded one by one."""
-    return source + (batch.to(gl.int64) * stride_b + key.to(gl.int64) * stride_k)
+    if MODE == KEYS or MODE == ANYWHERE:
+        return source + (batch.to(gl.int64) * stride_b + key.to(gl.int64) * stride_k)
+    else:
+        return source
+
+
+@gluon.jit
+def first_gradient(target, head_all, key, len_q, len_k, MODE: gl.constexpr):
+    """`first_number` of what a bias's gradient is written to, contiguous."""
+    rows = len_q if MODE == ANYWHERE else 1
+    return first_number(target, head_all, key, len_k.to(gl.int64) * rows, 1, MODE)
 
 
 @gluon.jit
@@ -201,6 +211,26 @@ def any_large(flags, first, count):
             found, gl.load(flags + (first.to(gl.int64) + i), mask=i < count, other=0)
         )
     return gl.max(found, 0)
+
+
+@gluon.jit
+def large_rows(
+    flags, lse_ptr, weight_ptr, batch, first_q, kv_head, group, heads_q, len_q, sequences, total_q,
+    PACKED: gl.constexpr,
+):  # fmt: skip
+    """Whether a row has a large LSE, where LSE and weights are, and their step between heads.
+
+    Of packed sequences: whether a row of any sequence has; the pointers are those of the first row.
+    """
+    if PACKED:
+        tiles = total_q // 64 + sequences
+        found = any_large(flags, kv_head.to(gl.int64) * group * tiles, group * tiles)
+        first = first_q.to(gl.int64)
+        return found, lse_ptr + first, weight_ptr + first, total_q
+    else:
+        tiles = gl.cdiv(len_q, 64)
+        found = any_large(flags, (batch * heads_q + kv_head * group) * tiles, group * tiles)
+        return found, lse_ptr, weight_ptr, 0
 
 
 @gluon.jit
