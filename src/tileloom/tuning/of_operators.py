@@ -39,6 +39,10 @@ at_begin: list[Callable[[], None]] = []
 Call = Callable[[], Any]
 
 
+class _NoneRunsError(Exception):
+    """No config of a call ran."""
+
+
 @contextlib.contextmanager
 def operators() -> Generator[None]:
     """Tune operators at their first calls inside a `with` block, in all threads of the process.
@@ -89,7 +93,7 @@ def best(
     prepare: Callable[[Config], Call],
     device: torch.device,
     changed: Sequence[torch.Tensor] = (),
-) -> Config:
+) -> Config | None:
     """Find the fastest of an operator's configs for a call: in the store, or by measuring.
 
     Args:
@@ -102,7 +106,7 @@ def best(
         changed: Tensors that the call changes, restored before each.
 
     Returns:
-        The winner; the first where none of them runs, whose error the call then has.
+        The winner; None where none of them runs, so that the call has the error of its own.
     """
     from tileloom.tuning.identity import Problem
     from tileloom.tuning.store import OPERATOR, Record, Store
@@ -118,7 +122,10 @@ def best(
     def is_enough(record: Record) -> bool:
         return all(config in record.known() for config in candidates)
 
-    return Store().find_or_make(problem, platform, is_enough, make).config
+    try:
+        return Store().find_or_make(problem, platform, is_enough, make).config
+    except _NoneRunsError:  # nothing is kept: memory may be short now, and not later
+        return None
 
 
 def _where(device: torch.device) -> tuple[str, Platform]:
@@ -155,6 +162,8 @@ def _compared(
         else:
             calls[config] = call
     there = list(calls)
+    if not there:
+        raise _NoneRunsError
     found = compare(list(calls.values()), DeviceTimer(device, before=kept.restore))
     kept.restore()
     timed = {
@@ -165,7 +174,9 @@ def _compared(
         timed.get(config) or Candidate(config.to_dict(), reason=reasons[config])
         for config in candidates
     ]
-    winner = candidates[0] if found.winner is None else there[found.winner]
+    if found.winner is None:
+        raise _NoneRunsError
+    winner = there[found.winner]
     return {
         "winner": winner.to_dict(),
         "found_by": "list",

@@ -165,6 +165,48 @@ def test_a_record_whose_tile_does_not_fit_leaves_the_rule(emulated, monkeypatch)
     assert made[0].source == "rule"
 
 
+def test_where_no_tile_runs_nothing_is_kept_and_the_rule_runs(emulated, monkeypatch):
+    def compared(*given):
+        raise of_operators._NoneRunsError
+
+    monkeypatch.setattr(of_operators, "_compared", compared)
+    with tuning.operators(), record_choices() as made:
+        tileloom.rms_norm(torch.randn(4, 32))
+    assert made[0].source == "rule"
+    assert Store().files() == []
+
+
+def test_what_is_compared_and_why_others_are_not(monkeypatch):
+    """With times that are made up, on the CPU."""
+    from tileloom.tuning import Config, measure
+
+    class Timer:
+        def __init__(self, device, before):
+            self.before = before
+
+        def sample(self, call, calls):
+            self.before()
+            return [call()] * calls
+
+    monkeypatch.setattr(measure, "DeviceTimer", Timer)
+    times = {1: 0.2, 2: 0.1, 4: None}
+    listed = [Config({}, num_warps=warps) for warps in times]
+    changed = torch.zeros(3)
+
+    def prepare(config):
+        if times[config.num_warps] is None:
+            raise ValueError("too many")
+        return lambda: changed.add_(1) is not None and times[config.num_warps]
+
+    found = of_operators._compared(listed, prepare, torch.device("cpu"), [changed])
+    assert found["winner"] == listed[1].to_dict()
+    assert [one.reason for one in found["candidates"][1:]] == ["", "ValueError: too many"]
+    assert torch.equal(changed, torch.zeros(3)), "it is put back"
+    times.update({1: None, 2: None})
+    with pytest.raises(of_operators._NoneRunsError):
+        of_operators._compared(listed, prepare, torch.device("cpu"), [])
+
+
 def test_a_block_decides_anew_and_what_it_decided_holds(emulated):
     x = torch.randn(4, 64)
     tileloom.rms_norm(x)

@@ -87,6 +87,8 @@ def tuned(
     source = of_operators.source_of(str(_HERE), *map(str, sorted(_HERE.glob("*/"))))
     name = f"tileloom.ops.rowwise:{choice.op}_{part}"
     winner = of_operators.best(name, source, facts, listed, prepare, first.device, changed)
+    if winner is None:
+        return choice
     best = replace(config, **{part: _tile(winner)})
     try:  # the record may be of another number of rows
         decide(best.encode())
