@@ -17,6 +17,7 @@ def compiled():
         for form in FORMS
     }
     specs["chunks"] = next(s for s in shipped() if "-chunks]" in s.name)
+    specs["split-fused"] = next(s for s in shipped() if "64x128-split-fused]" in s.name)
     results = compile_in_workers([(spec, "sm_90") for spec in specs.values()], timeout_s=250)
     return dict(zip(specs, results))
 
@@ -40,3 +41,16 @@ def test_the_word_of_a_late_chunk_is_written_behind_those_it_announces(compiled)
     (release,) = (i for i, line in enumerate(lines) if "st.release.sys.global" in line)
     stores = [i for i, line in enumerate(lines[:release]) if "st.global.b32" in line]
     assert any("bar.warp.sync" in line for line in lines[stores[-1] : release])
+
+
+@pytest.mark.parametrize(("form", "waits"), [("split-fused", 3), ("chunks", 4)])
+def test_every_partition_waits_for_the_kernels_ahead(compiled, form, waits):
+    """Two consumers and the producer; with chunks also whoever reads the clock, before it does."""
+    assert compiled[form].error is None
+    ptx = compiled[form].ptx
+    assert ptx.count("griddepcontrol.wait;") == waits
+    assert ptx.count("griddepcontrol.launch_dependents;") == 1
+    before = ptx[: ptx.index("griddepcontrol.wait;")]
+    touched = r"\b(?:ld|st|atom|red)\.(?:\w+\.)*global|cp\.async\.bulk\.tensor|globaltimer"
+    assert re.findall(touched, before) == []
+    assert compiled[form].launch.pdl
