@@ -65,7 +65,7 @@ def order_of(
     )
     # Nobody is above the last keys; a block of a packed sequence that has no keys waits for nobody.
     stop = gl.where((key + BLOCK_N < len_k) & (key > -BLOCK_N), stop, start)
-    mine = progress + 1 + program
+    mine = progress + (1 + program.to(gl.int64))
     above = mine + (-1 if PACKED else 1)
     return mine, above, start, stop
 
