@@ -125,6 +125,8 @@ ONE_BLOCK = [
     CrossEntropyCase("mean", (23, 100)),
     CrossEntropyCase("few", (9, 7), BF16, options=SUM),
     CrossEntropyCase("ignored-nan", (9, 40), FP16, options=NONE, rows=((1, NAN), (6, INF))),
+    # Rows that start anywhere: their begin is read before the label is known.
+    CrossEntropyCase("ignored-begin", (7, 2057), BF16, options=NONE, rows=((1, NAN), (6, INF))),
     CrossEntropyCase("int32", (3, 5, 33), BF16, options=ALL, label_dtype=torch.int32),
     CrossEntropyCase("transposed", (2, 3, 4, 24), FP32, "transposed", options=NONE),
 ]
