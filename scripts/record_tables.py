@@ -269,9 +269,10 @@ _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "launch_h200.json": ("docs/launching.md", launches),
     "attention_fwd_h100.json": ("docs/benchmarks.md", attention),
     "attention_bwd_h100.json": ("docs/benchmarks.md", attention),
-    "attention_features_fwd_h100.json": ("docs/benchmarks.md", features),
-    "attention_features_bwd_h100.json": ("docs/benchmarks.md", features),
-    "gemm_h100.json": ("docs/benchmarks.md", gemm),
+    "attention_fwd_h200.json": ("docs/benchmarks.md", attention),
+    "attention_bwd_h200.json": ("docs/benchmarks.md", attention),
+    "attention_features_fwd_h200.json": ("docs/benchmarks.md", features),
+    "attention_features_bwd_h200.json": ("docs/benchmarks.md", features),
     "gemm_h200.json": ("docs/benchmarks.md", gemm),
 }
 TABLES = {name: made for name, made in _ALL.items() if (_RESULTS / name).exists()}
@@ -281,9 +282,9 @@ TABLES = {name: made for name, made in _ALL.items() if (_RESULTS / name).exists(
 def page_with(name: str, page: str) -> str:
     """Return the text of a page with the table of a record as the record says."""
     record = json.loads((_RESULTS / name).read_text(encoding="utf-8"))
-    begin, end = f"<!-- from {name} -->\n", "\n<!-- end -->"
+    begin, end = f"<!-- from {name} -->\n", "<!-- end -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    text = begin + TABLES[name][1](record) + end
+    text = f"{begin}{TABLES[name][1](record)}\n{end}"
     changed, count = pattern.subn(lambda _: text, page)
     if count != 1:
         raise SystemExit(f"{TABLES[name][0]} has {count} tables from {name}, not one")
