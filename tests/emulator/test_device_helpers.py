@@ -199,6 +199,8 @@ CALLS = {
     "load_acquire": _acquires,
     "store_release": _releases,
     "thread_barrier": _meets,
+    "gdc_wait": _meets,
+    "gdc_launch_dependents": _meets,
     "stay": _stays,
     "wait_flag": _waits,
     "wait_flag_set": _waits_for_any,
