@@ -327,9 +327,9 @@ def _may_ride(problem: AttentionProblem) -> bool:
 def _uneven_rule(problem: AttentionProblem) -> GluonSm90Config:
     """Give the Hopper config where q and v have tiles of other widths; O has that of v's.
 
-    Pinned, as measured on an H200 on 2026-11-28, 4k: 729 against 672 TFLOP/s at 192 and 128 full,
-    660 against 583 causal; at 128 and 64 full 666 against 628, causal 554 against 506 (three
-    consumers 529).
+    Pinned: a sweep on an H200 on 2026-11-28 (4k) had it 6 to 14 % ahead, but always timed the form
+    that is not pinned first; a later run beside cuDNN gave 685 and 584 TFLOP/s pinned at 192 and
+    128, full and causal, where 663 and 585 had been without. So the gain is not established.
     """
     _, _, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
     has_scores = problem.has_mask or problem.has_bias
