@@ -17,6 +17,24 @@ def test_a_whole_product(capsys):
     assert "chunk" not in text.replace("waiting for chunks", "")
 
 
+@pytest.mark.parametrize(
+    ("command", "config"),
+    [
+        ("16 4096 4096", "64,16,0,8,static,1,128,True"),
+        ("512 4096 4096", "128,128,0,4,static,1,64,True"),
+        ("4096 28672 4096", "128,256,0,8,dynamic,1,64,True"),
+        ("8192 8192 8192", "128,256,0,16,dynamic,1,64,False"),
+        ("8192 8192 8192 --chunks 4", "128,256,0,8,static,1,64,False"),
+        ("512 1024 64 --sms 8 --pivot 0 --arrivals 3", "128,256,0,8,static,1,64,False"),
+    ],
+)
+def test_the_config_is_the_one_that_the_function_takes(command, config, capsys):
+    assert main(["explain", "gemm", *command.split()]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"config     gluon_sm90:{config}, by the rule\n")
+    assert ("operands exchanged" in text) is config.endswith("True")
+
+
 def test_chunks_and_a_picture(capsys, tmp_path):
     path = tmp_path / "plan.svg"
     command = "explain gemm 512 1024 64 --chunks 4 --pivot 1 --sms 8 --arrivals 30,0,60,10"
@@ -45,6 +63,7 @@ def test_a_chunk_that_never_comes_is_said_and_exits_with_1(capsys):
         (["--arrivals", "x"], "--arrivals is 'x'; it must be numbers of 0 or more"),
         (["--chunks", "2", "--pivot", "2"], "chunk_pivot is 2; it must be in 0 .. 1"),
         (["--chunk-offsets", "0,5"], "must begin with 0 and end with M = 64"),
+        (["--chunks", "2", "--chunk-offsets", "0,64"], "both say where chunks begin; give one."),
         (["--svg", "/nowhere/plan.svg"], "--svg /nowhere/plan.svg cannot be written: No such file"),
         (["--tile-us", "-1"], "--tile-us is -1.0; it must be above 0"),
         (["--chunks", "2", "--arrivals", "1"], "arrivals has 1 entries; it must have one for each"),

@@ -20,15 +20,26 @@ def add_parser(subparsers: Any) -> None:
         "explain", help="say which backend takes a problem, and why not the others"
     )
     operators = parser.add_subparsers(dest="operator", metavar="OPERATOR", required=True)
-    gemm = operators.add_parser("gemm", help="the schedule of a matrix product")
+    gemm = operators.add_parser(
+        "gemm",
+        help="the schedule of a matrix product",
+        description=(
+            "Config and schedule of tileloom.matmul for bfloat16 matrices on a Hopper card; with "
+            "chunks, a pivot or arrivals, of tileloom.async_input_matmul."
+        ),
+    )
     for name, text in (("m", "rows of A"), ("n", "columns of B"), ("k", "the summed dimension")):
         gemm.add_argument(name, type=_size, help=text)
     gemm.add_argument("--tile", help="rows x columns, such as 128x256; default: the rule's")
     gemm.add_argument("--sms", type=_count, default=132, help="multiprocessors (default 132)")
-    gemm.add_argument("--chunks", type=_count, default=1, help="even chunks that A arrives in")
+    gemm.add_argument("--chunks", type=_count, help="even chunks that A arrives in")
     gemm.add_argument("--chunk-offsets", help="first row of each chunk and M: 0,100,300")
     gemm.add_argument("--pivot", type=int, default=0, help="the chunk that is visited first")
-    gemm.add_argument("--dynamic", action="store_true", help="a counter deals the tiles")
+    gemm.add_argument(
+        "--dynamic",
+        action="store_true",
+        help="a counter deals the tiles; else as the config says",
+    )
     gemm.add_argument(
         "--arrivals", help="when each chunk is there, in microseconds: 0,40,inf (default: at once)"
     )
@@ -40,15 +51,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the schedule; 1 if a block waits for a chunk that never comes."""
-    from tileloom.ops.gemm.async_input import even_offsets, schedule_of
+    from tileloom.ops.gemm.config import GluonSm90Config
+    from tileloom.ops.gemm.schedule import schedule_of
     from tileloom.report.schedule import picture, summary
     from tileloom.scheduling import StaticPersistentScheduler, simulate
 
-    offsets = even_offsets(args.m, args.chunks)
-    if args.chunk_offsets:
-        offsets = tuple(int(number) for number in _numbers("--chunk-offsets", args.chunk_offsets))
-    tile = _tile(args.tile) if args.tile else None
-    params = schedule_of(args.m, args.n, args.k, offsets, args.pivot, args.sms, tile)
+    asked = GluonSm90Config(*_tile(args.tile)) if args.tile else None
+    config, params = schedule_of(
+        args.m, args.n, args.k, args.sms, config=asked, offsets=_offsets(args), pivot=args.pivot
+    )
+    is_dynamic = args.dynamic or config.scheduler == "dynamic"
     grid = StaticPersistentScheduler.get_grid_shape(params, args.sms)
     arrivals = None
     if args.arrivals:
@@ -56,9 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if args.tile_us is not None and not args.tile_us > 0:
         raise OptionError(f"--tile-us is {args.tile_us}; it must be above 0, in microseconds.")
     seconds = args.tile_us * 1e-6 if args.tile_us else _seconds_of(params, args.sms)
-    played = simulate(
-        params, grid, arrivals=arrivals, tile_seconds=seconds, is_dynamic=args.dynamic
-    )
+    played = simulate(params, grid, arrivals=arrivals, tile_seconds=seconds, is_dynamic=is_dynamic)
+    print(f"config     {config.encode()}, {'by --tile' if asked else 'by the rule'}")
+    if config.swap_ab:
+        print("           operands exchanged: what follows is the product of C transposed")
     print(summary(params, played, seconds, arrivals))
     if args.svg:
         try:
@@ -70,6 +83,19 @@ def run(args: argparse.Namespace) -> int:
             ) from None
         print(f"\npicture: {args.svg}")
     return 1 if played.stuck else 0
+
+
+def _offsets(args: argparse.Namespace) -> tuple[int, ...] | None:
+    """First row of each chunk and M, or None where nothing is said of chunks: A is there."""
+    from tileloom.ops.gemm.async_input import even_offsets
+
+    if args.chunk_offsets and args.chunks is not None:
+        raise OptionError("--chunks and --chunk-offsets both say where chunks begin; give one.")
+    if args.chunk_offsets:
+        return tuple(int(number) for number in _numbers("--chunk-offsets", args.chunk_offsets))
+    if args.chunks is None and args.arrivals is None and args.pivot == 0:
+        return None
+    return even_offsets(args.m, args.chunks or 1)
 
 
 def _seconds_of(params: Any, sms: int) -> float:

@@ -15,7 +15,6 @@ import torch
 
 from tileloom import knobs
 from tileloom.errors import ConfigError, UnsupportedError, bullet_list
-from tileloom.launch.layout import Layout
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, plan_key
@@ -30,7 +29,6 @@ from tileloom.ops.gemm.config import (
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
 from tileloom.ops.gemm.signals import late
-from tileloom.scheduling import TileSchedulerParams
 from tileloom.scheduling.decode import is_signalled
 from tileloom.target import Target, target_of
 
@@ -344,36 +342,3 @@ async_input_mm = _op.register(
     no_gradient=_NO_GRADIENT,
 )
 """`symm_mem::_async_input_mm` by its schema: any flag that is not 0 releases its chunk."""
-
-
-def schedule_of(
-    m: int,
-    n: int,
-    k: int,
-    offsets: tuple[int, ...],
-    pivot: int,
-    sms: int,
-    tile: tuple[int, int] | None = None,
-) -> TileSchedulerParams:
-    """Return the schedule that a product of bfloat16 matrices gets, for whoever wants to see it.
-
-    Args:
-        m: Rows of A.
-        n: Columns of B.
-        k: The summed dimension.
-        offsets: First row of each chunk of A, and m.
-        pivot: The chunk that is visited first.
-        sms: Multiprocessors of the card.
-        tile: Rows and columns of a tile; None: by the rule.
-    """
-    if tile is None:
-        rows, columns = Layout((0, k, 1), True), Layout((0, 1, k), True)
-        problem = MatmulProblem(
-            *(m, n, k, 1), dtype=torch.bfloat16, out_dtype=torch.bfloat16, a=rows, b=columns,
-            out=rows, chunks=len(offsets) - 1,
-        )  # fmt: skip
-        config = gluon_rule(problem, sms)
-        tile = (config.block_m, config.block_n)
-    return TileSchedulerParams.to_underlying_arguments(
-        m, n, k, block=(*tile, 64), chunk_offsets=offsets, chunk_pivot=pivot
-    )
