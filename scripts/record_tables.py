@@ -261,6 +261,25 @@ def gemm(record: Record) -> str:
     return "\n\n".join(parts)
 
 
+def head_dims(record: Record) -> str:
+    """The table of `scripts/time_head_dims.py`: widths of q and k, and of v, that differ."""
+    rows: list[list[str]] = []
+    for row in record["rows"]:
+        speeds: list[str] = []
+        for way in ("forward", "backward"):
+            found = {name: row[way].get(name, {}).get("tflops") for name in _PAIRS}
+            speeds.append(" / ".join("-" if v is None else f"{v:.0f}" for v in found.values()))
+        wide, wide_v = row["dims"]
+        rows.append([f"{wide} x {wide_v}", "yes" if row["causal"] else "no", *speeds])
+    return (
+        f"One {record['device']}, {record['date']}, commit {record['commit'][:7]}, torch "
+        f"{record['torch'].partition('+')[0]}, Triton {record['triton']}; bf16, 4,096 queries and "
+        "keys, TFLOP/s of tileloom / cuDNN / mem_eff_attention, medians without intervals.\n\n"
+        f"{_table(['D x Dv', 'causal', 'forward', 'backward'], rows)}"
+    )
+
+
+_PAIRS = ("tileloom", "cudnn", "efficient")
 _RESULTS = ROOT / "benchmarks" / "results"
 _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "rowwise_h100.json": ("docs/benchmarks.md", rowwise),
@@ -273,6 +292,7 @@ _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "attention_bwd_h200.json": ("docs/benchmarks.md", attention),
     "attention_features_fwd_h200.json": ("docs/benchmarks.md", features),
     "attention_features_bwd_h200.json": ("docs/benchmarks.md", features),
+    "attention_head_dims_h200.json": ("docs/attention.md", head_dims),
     "gemm_h200.json": ("docs/benchmarks.md", gemm),
 }
 TABLES = {name: made for name, made in _ALL.items() if (_RESULTS / name).exists()}
