@@ -268,8 +268,26 @@ WRONG = {
         "tuning: sizes of reduction names a dimension 'rows'; dimensions are x, y and z, and r or "
         "r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols').",
     ),
+    "a reduced dimension of a pointwise kernel": (
+        lambda: tuning.pointwise(sizes={"x": "n", "r": "n"}),
+        OptionError,
+        "tuning: sizes of pointwise has 'r', but such a kernel reduces nothing. Try: "
+        "sizes=dict(x='n'), or the decorator tileloom.tuning.reduction.",
+    ),
+    "a reduction of nothing": (
+        lambda: tuning.reduction(sizes={"x": "n"}),
+        OptionError,
+        "tuning: sizes of reduction has x; it must name the size of r, which is reduced. Try: "
+        "sizes=dict(x='rows', r='cols').",
+    ),
+    "a constant for a size": (
+        lambda: tuning.pointwise(sizes={"x": "XBLOCK"})(plain_kernel),
+        OptionError,
+        "tuning: sizes says that 'XBLOCK' is the size of x, but it is a constexpr of "
+        "'plain_kernel'. Try: the argument that holds the size.",
+    ),
     "an unknown hint": (
-        lambda: tuning.reduction(sizes={"x": "n"}, hint="square"),
+        lambda: tuning.reduction(sizes={"x": "n", "r": "n"}, hint="square"),
         OptionError,
         "tuning: hint of reduction is 'square'; it must be None or one of 'inner', 'outer', "
         "'outer_tiny'. Try: hint='inner'.",

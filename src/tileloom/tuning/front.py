@@ -22,7 +22,7 @@ from typing import Any
 from tileloom.errors import OptionError
 from tileloom.tuning import generated
 from tileloom.tuning.config import Config
-from tileloom.tuning.hints import Facts, ReductionHint, TileHint
+from tileloom.tuning.hints import Facts, ReductionHint, TileHint, is_reduced
 from tileloom.tuning.tuned_kernel import TunedKernel
 
 _DIMS = {"x": "x", "y": "y", "z": "z", "r": "r0_", "r0": "r0_", "r1": "r1_"}
@@ -105,6 +105,17 @@ def _by_dim(kind: str, sizes: Any) -> dict[str, str]:
                 f"tuning: sizes of {kind} names a dimension {dim!r}; dimensions are x, y and z, "
                 "and r or r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols')."
             )
+    reduced = [dim for dim in sizes if is_reduced(_DIMS[dim])]
+    if kind == "pointwise" and reduced:
+        raise OptionError(
+            f"tuning: sizes of pointwise has {reduced[0]!r}, but such a kernel reduces nothing. "
+            f"Try: sizes={_EXAMPLES[kind]}, or the decorator tileloom.tuning.reduction."
+        )
+    if kind != "pointwise" and not reduced:
+        raise OptionError(
+            f"tuning: sizes of {kind} has {', '.join(sizes) or 'nothing'}; it must name the size "
+            f"of r, which is reduced. Try: sizes={_EXAMPLES[kind]}."
+        )
     return {_DIMS[dim]: name for dim, name in sizes.items()}
 
 

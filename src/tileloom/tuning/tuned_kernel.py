@@ -298,6 +298,12 @@ class TunedKernel:
                 "must name the size of x. Try: sizes=dict(x='rows', r='cols')."
             )
         constant = {p.name for p in self._parameters if p.is_constexpr}
+        for dim, name in self.sizes.items():
+            if name in constant:
+                raise OptionError(
+                    f"tuning: sizes says that {name!r} is the size of {dim.rstrip('_')}, but it is "
+                    f"a constexpr of '{self.__name__}'. Try: the argument that holds the size."
+                )
         if self.kind == "split_scan" and "XBLOCK" in names:
             raise OptionError(
                 f"tuning: '{self.__name__}' has XBLOCK, but a split scan gives each program blocks "
