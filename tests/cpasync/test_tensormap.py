@@ -222,6 +222,10 @@ WRONG = [
     (Im2col, {"lower": (-1, -129)}, OptionError,
      "lower is (-1, -129); a tensor of 4 dimensions takes 2 numbers of -128 to 127. Try: "
      "lower=(0, 0)."),
+    (Tiled, {"box": 64}, OptionError,
+     "box is 64; it must be a tuple of integers. Try: box=(40, 50, 64)."),
+    (Tiled, {"box": (1, 1.5, 64)}, OptionError,
+     "box is (1, 1.5, 64); it must be a tuple of integers. Try: box=(40, 50, 64)."),
     (Im2col, {"upper": (-1,)}, OptionError,
      "upper is (-1,); a tensor of 4 dimensions takes 2 numbers of -128 to 127. Try: upper=(0, 0)."),
     (Im2col, {"upper": (-1, -30)}, OptionError,

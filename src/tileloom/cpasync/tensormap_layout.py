@@ -273,6 +273,12 @@ class Tiled(Layout):
         return math.prod(self.box_shape) * self.dtype.itemsize
 
     def _box(self) -> Iterator[Demand]:
+        box: object = self.box
+        yield (
+            isinstance(box, (tuple, list)) and all(type(n) is int for n in box), OptionError,
+            f"box is {box!r}; it must be a tuple of integers",
+            f"box={tuple(min(n, 64) for n in self.shape)}",
+        )  # fmt: skip
         yield (
             len(self.box) == len(self.shape), ShapeError,
             f"box has {len(self.box)} sizes and tensor {len(self.shape)} dimensions",
