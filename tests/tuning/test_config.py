@@ -69,6 +69,11 @@ def test_a_config_is_made_of_tritons_own():
     ("make", "text"),
     [
         (
+            lambda: Config(3),
+            "Config: kwargs is 3; it must be a dictionary from names of compile-time arguments to "
+            "their values. Try: Config({'XBLOCK': 128}).",
+        ),
+        (
             lambda: Config.of(triton.Config({}, pre_hook=print)),
             "Config: pre_hook is given, but a config holds only constants and num_warps, "
             "num_stages, num_ctas, maxnreg. Try: leave pre_hook out.",

@@ -46,6 +46,12 @@ class Config:
     is_scalable: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
+        given: object = self.kwargs
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                f"Config: kwargs is {given!r}; it must be a dictionary from names of compile-time "
+                "arguments to their values. Try: Config({'XBLOCK': 128})."
+            )
         object.__setattr__(self, "kwargs", dict(self.kwargs))
         for name, value in self.kwargs.items():
             try:
