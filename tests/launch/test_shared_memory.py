@@ -24,7 +24,7 @@ def test_attention_backward(shipped_results, name):
     """The formula is an upper bound, over by no more than it allows for barriers and alignment."""
     found = re.findall(r"\[d(\d+)(?:x(\d+))?-.*-(\d+)x(\d+)\]", name)[0]
     head_dim, head_dim_v, rows, stages = (int(n or found[0]) for n in found)
-    config = decode_backward(f"gluon_sm90:{rows},{stages}")
+    config = decode_backward(f"gluon_sm90:{rows},{stages},{int('ordered' in name)}")
     spec = shipped.SPECS[name]
     halves = 1 if max(head_dim, head_dim_v) > 128 else 2  # of the 128 keys of a block
     scores = halves * sum(tile_bytes(spec.signature[tensor]) for tensor in ("bias", "mask"))

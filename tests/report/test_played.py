@@ -39,7 +39,7 @@ def test_the_kernel_is_right_and_the_damaged_one_is_reported(result):
     assert unlucky.rule
     assert unlucky.reports > 0
     assert found.report.startswith("[race] shared buffer ring[0]")
-    assert "| s = warpgroup_mma(q, k, zero" in found.report
+    assert "| s = issue_scores(q, rings, slot" in found.report
     assert found.problem.startswith("2 texts, 3 heads of 32, 80 tokens of which 33 to 80 are text")
 
 
