@@ -127,6 +127,8 @@ class Launch:
                 self(*varying)
             return
         if self._bound is None:
-            self._given = itemgetter(*(i for i, v in enumerate(varying) if v is not None))
+            at = [i for i, v in enumerate(varying) if v is not None]
+            # Of one index `itemgetter` gives the value itself, of a slice a tuple.
+            self._given = itemgetter(*at) if at[1:] else itemgetter(slice(at[0], at[0] + 1))
             self._bound = self._launcher.bind(self._grid, *varying, *self._fixed)
         self._bound.launch(*self._given(varying))

@@ -11,7 +11,8 @@ import tileloom.ops.rowwise.norm.calls as norm_calls
 import tileloom.ops.rowwise.swiglu.api as swiglu_api
 from tileloom import emulator
 from tileloom.errors import DtypeError, OptionError, ShapeError
-from tileloom.ops._plans import Plans, is_short, layout_key, plan_key
+from tileloom.ops import _plans
+from tileloom.ops._plans import Launch, Plans, is_short, layout_key, plan_key
 from tileloom.ops.rowwise.config import ReferenceConfig
 from tileloom.ops.rowwise.layer_norm import layer_norm
 from tileloom.ops.rowwise.rms_norm import rms_norm
@@ -43,6 +44,32 @@ def test_the_table_is_bounded():
         assert plans.put((n,), n) == n
         assert plans.get((n,)) == n
     assert len(plans) <= 100
+
+
+class _Recorder:
+    """Stands for a launcher, and for what it binds."""
+
+    def __init__(self):
+        self.given = []
+
+    def bind(self, grid, *arguments):
+        return self
+
+    def launch(self, *tensors):
+        self.given.append(tensors)
+
+
+@pytest.mark.parametrize("has_two", [False, True])
+def test_a_launch_gives_the_tensors_that_are_there(has_two, monkeypatch):
+    """Also where one is there alone, of any size."""
+    recorder = _Recorder()
+    monkeypatch.setattr(_plans, "launcher", lambda *options: recorder)
+    launch = Launch(None, 1, 1, (3.0,))
+    x, y = torch.zeros(3), torch.zeros(3) if has_two else None
+    for _ in range(2):
+        launch(x, None, y)
+    there = [x, y] if has_two else [x]
+    assert [list(map(id, tensors)) for tensors in recorder.given] == [list(map(id, there))] * 2
 
 
 def test_calls_on_the_cpu_do_not_go_short():

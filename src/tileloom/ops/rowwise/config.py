@@ -95,6 +95,11 @@ class Tile:
         """Registers that each thread may have, of an SM's 65536, if it is to hold all `per_sm`."""
         return min(255, 65536 // (32 * self.num_warps * self.per_sm) // 8 * 8)
 
+    @property
+    def register_bound(self) -> int | None:
+        """`registers` where a multiprocessor is to hold several programs; None: any."""
+        return self.registers if self.per_sm > 1 else None
+
     def faults(self, name: str) -> list[str]:
         """What is wrong with the tile itself; `name` is what the config calls it."""
         why: list[str] = []

@@ -184,8 +184,8 @@ def forward_step(problem: CrossEntropyProblem, tile: Tile) -> Step:
         *(rows.count, rows.width_units, *rows.size_arguments(), *rows.stride_arguments(0)),
         *(*rows.loose_arguments(0, 1)[:3], *_numbers(problem.options), *_form(problem), tile.block),
     )
-    registers = tile.registers if tile.per_sm > 1 else None
-    return Step(kernels.cross_entropy_fwd_kernel, rows.count, tile.num_warps, fixed, registers)
+    kernel, programs = kernels.cross_entropy_fwd_kernel, rows.count
+    return Step(kernel, programs, tile.num_warps, fixed, tile.register_bound)
 
 
 def sum_step(problem: CrossEntropyProblem) -> Step:

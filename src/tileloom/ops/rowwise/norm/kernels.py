@@ -169,8 +169,7 @@ def backward_ring_spec(problem: NormProblem, tile: Tile, target: Target) -> Kern
     weight = "*fp32" if problem.weight_bytes == 4 else rows
     tensors = (rows, added, rows, weight, mean, "*fp32", rows, "*fp32")
     _, fixed = arguments.backward_ring(problem, tile, target)
-    registers = tile.registers if tile.per_sm > 1 else None
-    name = _name("norm_bwd_ring", problem, tile)
+    name, registers = _name("norm_bwd_ring", problem, tile), tile.register_bound
     spec = row_spec(name, norm_bwd_ring_kernel, tensors, fixed, tile.num_warps, registers)
     return replace(spec, gluon=True)
 

@@ -368,8 +368,7 @@ def _ring_backward(
 
     del weight_d
     programs, fixed = arguments.backward_ring(problem, tile, target)
-    registers = tile.registers if tile.per_sm > 1 else None
-    launch = Launch(norm_bwd_ring_kernel, programs, tile.num_warps, fixed, registers)
+    launch = Launch(norm_bwd_ring_kernel, programs, tile.num_warps, fixed, tile.register_bound)
     return _walk(problem, programs, launch, target)
 
 
