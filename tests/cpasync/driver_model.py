@@ -77,7 +77,8 @@ class Model:
         if holds and rank in RANGES:
             low, high = RANGES[rank]
             holds = all(low <= n <= high for n in (*lower, *upper))
-            holds = holds and all(n + b - a > 0 for n, a, b in zip(sizes[1:-1], lower, upper))
+            windowed = sizes[1:-1] if modes[0] == 0 else sizes[:-2]  # as drivers of 2026 do it
+            holds = holds and all(n + b - a > 0 for n, a, b in zip(windowed, lower, upper))
             holds = holds and 1 <= channels <= 256 and 1 <= pixels <= 1024
             holds = holds and pixels * channels * SIZE[kind] <= MOST_BYTES
         else:

@@ -126,7 +126,8 @@ def test_split_k_gemm(binaries, device, shape):
     c = torch.zeros(m, n, device=device)
     binary = binaries("split_k-float16")
     cubins.prepare_gemm(binary, a, b, c, cubins.parts(m, n, k))()
-    assert_accurate(c, a.double() @ b.double().T, a.float() @ b.float().T)
+    # The baseline is cuBLAS's on the same tensor cores, whose fp32 sums are shorter than IEEE's.
+    assert_accurate(c, a.double() @ b.double().T, torch.mm(a, b.T, out_dtype=torch.float32))
 
 
 @pytest.mark.parametrize("name", examples.NAMES)

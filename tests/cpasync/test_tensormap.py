@@ -141,6 +141,10 @@ EDGES = [
     *((Im2col, of_rank(rank, upper=high), of_rank(rank, upper=high + 1))
       for rank, high in ((3, 32767), (4, 127), (5, 15))),
     (Im2col, {"upper": (-20, -20)}, {"upper": (-20, -21)}),
+    (Im2col, {"interleave": "16B", "upper": (-20, -64)},
+     {"interleave": "16B", "upper": (-20, -65)}),
+    (Im2col, {"interleave": "16B", "upper": (-20, -64)},
+     {"interleave": "16B", "upper": (-21, -64)}),
     (Im2col, {"pixels": 1024}, {"pixels": 1025}),
     (Im2col, {"pixels": 912, "channels": 128}, {"pixels": 913, "channels": 128}),
     (Im2col, {"pixels": 1}, {"pixels": 0}),

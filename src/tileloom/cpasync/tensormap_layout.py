@@ -349,7 +349,9 @@ class Im2col(Layout):
                 f"{name} is {corner}; a tensor of {len(self.shape)} dimensions takes {spatial} "
                 f"numbers of {low} to {high}", f"{name}={(0,) * spatial}",
             )  # fmt: skip
-        window = [n + b - a for n, a, b in zip(self.shape[1:-1], self.lower, self.upper)]
+        # Interleaved, the driver holds the corners against the channels as if pixels began there.
+        sizes = self.shape[1:-1] if self.interleave == "none" else self.shape[2:]
+        window = [n + b - a for n, a, b in zip(sizes, self.lower, self.upper)]
         yield (
             all(n > 0 for n in window), OptionError,
             f"the window from {tuple(self.lower)} to {tuple(self.upper)} has {tuple(window)} "
