@@ -63,19 +63,38 @@ def test_through_a_compile_worker_and_back(tuned, monkeypatch):
     worker.prepare_for_pickle()
     assert worker.launchers == []
     copy = pickle.loads(pickle.dumps(worker))
-    assert copy.fn is None
     copy.set_compile_info(None, False)
     copy.restore_after_unpickle(None)
+    reloads = []
     with monkeypatch.context() as patch:  # the worker has said what Triton's cache calls them
         patch.setattr("tileloom.tuning.precompile.Kernel.compile", None)
-        copy.precompile(reload_kernel=lambda: make(Replayed), static_triton_bundle_key="key")
+        copy.precompile(
+            reload_kernel=lambda: reloads.append(make(Replayed)) or reloads[0],
+            static_triton_bundle_key="key",
+        )
     assert [launcher.config for launcher in copy.launchers] == CONFIGS
     run(copy)
     assert copy.winner == CONFIGS[0]
     kept = copy.prepare_for_pickle()
-    assert copy.fn is None
+    again = pickle.loads(pickle.dumps(copy))
+    assert (again.fn.full_name, again.fn.source) == (copy.fn.full_name, copy.fn.source)
     copy.restore_after_unpickle(kept)
     run(copy)
+    assert not reloads  # the worker said of the function what a launch needs
+
+
+def test_a_function_that_a_worker_described_is_loaded_when_more_of_it_is_asked(tuned, cuda):
+    worker = make(Replayed)
+    worker.precompile(warm_cache_only=True)
+    worker.prepare_for_pickle()
+    copy = pickle.loads(pickle.dumps(worker))
+    with pytest.raises(errors.OptionError, match="came out of a pickle, without its function"):
+        copy.fn.src  # noqa: B018
+    copy.precompile(reload_kernel=lambda: make(Replayed))
+    run(copy)
+    assert copy.fn.arg_names == kernels.scale.arg_names
+    assert copy.fn.cache_key == kernels.scale.cache_key
+    assert copy.fn.pre_run_hooks is kernels.scale.pre_run_hooks  # which launches test
 
 
 def test_the_assembler_is_the_workers(tuned, store, monkeypatch):

@@ -352,3 +352,16 @@ def test_the_time_out_is_a_knob(cache, monkeypatch):
     pool = of_precompile._pools._pool
     assert pool._timeout_s == 7.0
     assert pool._cache_dir == cache
+
+
+def test_configs_compile_side_by_side_as_one_after_the_other(cache, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    kernel = kernel_of(kernels.wide)
+    listed = [config(64), config(1024), config(128), config(2048), config(256)]
+    found = kernel.compile_all(listed, 90)
+    assert list(found) == listed
+    for one in listed:
+        if one.kwargs["XBLOCK"] > 512:
+            assert "blocks are at most 512" in str(found[one])
+        else:
+            assert found[one].hash == kernel.compile(one, 90).hash

@@ -361,14 +361,21 @@ def _plain(variant: Variant) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Generator[IO[bytes]]:
-    """Write to a new file of its own name beside `path`, and put it in its place at the end."""
+def replacing(path: Path, *, is_synced: bool = True) -> Generator[IO[bytes]]:
+    """Write to a new file of its own name beside `path`, and put it in its place at the end.
+
+    Args:
+        path: The file.
+        is_synced: Whether to wait until the disk has it, which only a machine that loses power
+            needs; a process that is killed does not.
+    """
     new = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
     try:
         with open(new, "xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if is_synced:
+                os.fsync(file.fileno())
         os.replace(new, path)
     except BaseException:
         new.unlink(missing_ok=True)

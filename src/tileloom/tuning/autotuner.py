@@ -17,9 +17,11 @@ import torch
 
 from tileloom.errors import ArgumentError, OptionError, UnsupportedError
 from tileloom.launch import bundle_use, compat, watch
+from tileloom.tuning import declared
 from tileloom.tuning.arguments import has_room
 from tileloom.tuning.bundled import winner_in
 from tileloom.tuning.config import Config, distinct
+from tileloom.tuning.declared import Declared
 from tileloom.tuning.hints import HeuristicType, Sizes
 from tileloom.tuning.identity import Platform, platform_of
 from tileloom.tuning.launchers import check_tensors
@@ -37,7 +39,8 @@ class CachingAutotuner:
     """One kernel with its candidates; `cached.cached_autotune` makes it. Threads may share it.
 
     Attributes:
-        fn: The jitted function; None in a copy that came out of a pickle.
+        fn: The jitted function; in a copy out of a pickle what a compile worker said of it, a
+            `Declared`, or None.
         configs: The candidates, the default first.
         launchers: Functions that launch compiled candidates; one, once the winner is known.
         triton_meta: What generated code states of signature and device.
@@ -205,13 +208,14 @@ class CachingAutotuner:
                 self.launchers = [self._loaded.launches[c].launcher for c in self._runnable()]
 
     def _warm(self) -> None:
-        """Compile in this process: it is a worker of another's pool."""
+        """Compile in this process, a thread for each config: it is a worker of another's pool."""
         loaded = self._loaded
-        for config in self.configs:
-            try:
-                self._hashes[config] = loaded.kernel.compile(config, loaded.capability).hash
-            except Exception as error:
-                loaded.failures[config] = f"{type(error).__name__}: {error}"
+        compiled = loaded.kernel.compile_all(self.configs, loaded.capability)
+        for config, found in compiled.items():
+            if isinstance(found, Exception):
+                loaded.failures[config] = f"{type(found).__name__}: {found}"
+            else:
+                self._hashes[config] = found.hash
         if len(loaded.failures) == len(self.configs):
             raise loaded.none_runs()
         # Workers of PyTorch's take the assembler that comes with it, not Triton's.
@@ -221,7 +225,8 @@ class CachingAutotuner:
     def prepare_for_pickle(self) -> tuple[Any, ...]:
         """Drop what no pickle holds, and return it for `restore_after_unpickle`."""
         kept = self.fn, self.launchers, self._loaded_
-        self.fn, self.launchers, self._loaded_ = None, [], None
+        said = declared.of(self.fn) if self._is_warm and self.fn is not None else None
+        self.fn, self.launchers, self._loaded_ = said, [], None
         return (*kept, self.__dict__.pop("run", None))
 
     def restore_after_unpickle(self, old_values: tuple[Any, ...] | None) -> None:
@@ -244,7 +249,8 @@ class CachingAutotuner:
                 f"tuning: '{self._name}' is pickled with launchers, which belong to this process. "
                 "Try: prepare_for_pickle() first."
             )
-        dropped = {"lock": None, "fn": None, "_loaded_": None, "_reload": None}
+        said = self.fn if isinstance(self.fn, Declared) else None
+        dropped = {"lock": None, "fn": said, "_loaded_": None, "_reload": None}
         return {**self.__dict__, **dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -308,12 +314,11 @@ class CachingAutotuner:
     @property
     def _loaded(self) -> Loaded:
         if self._loaded_ is None:
-            if self.fn is None:
+            if isinstance(self.fn, Declared):
+                self.fn.reload = self._reload
+            elif self.fn is None:
                 if self._reload is None:
-                    raise OptionError(
-                        f"tuning: '{self._name}' came out of a pickle, without its function. Try: "
-                        "precompile(reload_kernel=...), with what makes it anew."
-                    )
+                    raise declared.not_here(self._name)
                 self.fn = self._reload().fn
             kernel = Kernel.of(self.fn, self.triton_meta, self.inductor_meta, self.filename)
             cc = int(self.device_props.cc)
@@ -404,7 +409,7 @@ class CachingAutotuner:
         loaded.keep(config)
         wanted = loaded.kernel.wanted(config, loaded.arch)
         bundle_use.record_wanted(loaded.kernel.fn, wanted, loaded.kernel.file)
-        self.launchers = [loaded.launches[config].make()]
+        self.launchers = [loaded.launches[config].launcher]
         self.autotune_cache_info |= {"winner": config.to_dict(), "found_by": found_by}
 
     def _tune(self, record: Record | None, stages: Stages, arguments: Sequence[Any]) -> Record:

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tileloom.launch import compat
 from tileloom.launch.aot import CompileResult, KernelSpec, compile_in_workers
 from tileloom.launch.loading import cached
 from tileloom.launch.workers import WorkerPool
+from tileloom.tuning import declared
 from tileloom.tuning.config import Config
 from tileloom.tuning.identity import Problem
 
@@ -91,7 +93,12 @@ class Kernel:
     @functools.cached_property
     def name(self) -> str:
         """``"module:name"`` of the function."""
-        return f"{self.fn.fn.__module__}:{self.fn.fn.__qualname__}"
+        return declared.full_name(self.fn)
+
+    @functools.cached_property
+    def source(self) -> str:
+        """Hash of the function's source; see `compat.source_hash`."""
+        return declared.source_hash(self.fn)
 
     @property
     def short_name(self) -> str:
@@ -110,7 +117,7 @@ class Kernel:
         """Return what a winner of this kernel is stored under; see `Problem`."""
         return Problem(
             self.name,
-            compat.source_hash(self.fn),
+            self.source,
             self.types,
             self.constants,
             self.aligned,
@@ -179,7 +186,7 @@ class Kernel:
         constants, options = self.parts(config)
         return {
             "function": self.name,
-            "source": compat.source_hash(self.fn),
+            "source": self.source,
             "arch": arch,
             "types": dict(self.types),
             "constants": constants,
@@ -200,33 +207,57 @@ class Kernel:
         import triton
 
         spec = self.spec(config, f"sm_{capability}")
-        source = self._source(spec)
+        source = self._source(spec, declared.loaded(self.fn))
         options = {**compat.compile_options(spec.num_warps, spec.num_stages), **spec.options}
         return triton.compile(source, target=compat.gpu_target(capability), options=options)
 
+    def compile_all(self, configs: Sequence[Config], capability: int) -> dict[Config, Any]:
+        """Compile configs side by side in this process: most of it is not Python's.
+
+        Args:
+            configs: The configs.
+            capability: Compute capability as one number, such as 90.
+
+        Returns:
+            For each config what `compile` returns, or the exception that it raises.
+        """
+
+        def one(config: Config) -> Any:
+            try:
+                return self.compile(config, capability)
+            except Exception as error:
+                return error
+
+        threads = min(len(configs), len(os.sched_getaffinity(0)))
+        if threads < 2:
+            return {config: one(config) for config in configs}
+        with ThreadPoolExecutor(threads) as pool:
+            return dict(zip(configs, pool.map(one, configs)))
+
     def cached(self, config: Config, capability: int, key: str) -> Any:
         """Take a config from Triton's cache by its name there; see `loading.cached`."""
-        return cached(self._source(self.spec(config, f"sm_{capability}")), key)
+        return cached(self._source(self.spec(config, f"sm_{capability}"), self.fn), key)
 
-    def _source(self, spec: KernelSpec) -> Any:
+    def _source(self, spec: KernelSpec, fn: Any) -> Any:
         return compat.ast_source(
-            self.fn, gluon=spec.gluon, signature=spec.signature, constexprs=spec.constexprs,
+            fn, gluon=spec.gluon, signature=spec.signature, constexprs=spec.constexprs,
             aligned=spec.aligned,
         )  # fmt: skip
 
     @functools.cached_property
     def is_importable(self) -> bool:
         """Whether another process finds the function: in generated code, or in a module."""
-        inner = self.fn.fn
+        fn = declared.loaded(self.fn)
+        inner = fn.fn
         if self.file:
             return Path(inner.__code__.co_filename) == Path(self.file)
         module, name = inner.__module__, inner.__qualname__
         if module == "__main__" or "." in name or not _is_found(module):
             return False
         found = getattr(sys.modules[module], name, None)
-        while found is not None and found is not self.fn:
+        while found is not None and found is not fn:
             found = getattr(found, "fn", None)
-        return found is self.fn
+        return found is fn
 
 
 def _is_found(module: str) -> bool:
@@ -284,7 +315,7 @@ def precompile(
     # What this process needs to take their work from the cache, while they come up.
     hashing = threading.Thread(target=compat.hash_triton, daemon=True)
     hashing.start()
-    source = compat.source_hash(kernel.fn)
+    source = kernel.source
     with _pools.one(cache, limit) as pool:
         while True:
             is_fresh = pool.is_empty

@@ -208,7 +208,8 @@ class Store:
         content = {"kind": KIND, "schema": SCHEMA, "sha256": _checksum(plain), "record": plain}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
+            # What a loss of power leaves of it is found damaged, and the kernel tuned anew.
+            with replacing(path, is_synced=False) as file:
                 file.write(json.dumps(content, indent=1).encode() + b"\n")
         except OSError as error:
             self._cannot_write(error)
