@@ -228,7 +228,8 @@ def measured(name: str, repeats: int, times: int) -> dict[str, Any]:
 def warmed_workers() -> float:
     """Bring up PyTorch's compile workers; return the median of what importing tileloom took them.
 
-    Each also lets Triton hash itself, a third of a second, which the first kernel of either would.
+    Each also compiles a kernel: the first one of a process lets Triton hash itself, a third of a
+    second, and load its compiler, whoever's it is.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 

@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import itertools
 import re
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ def modules() -> list[Path]:
 
 
 def warm_worker(seconds: float = 1.0) -> float:
-    """In a compile worker: import what swapped modules need, and let Triton hash itself.
+    """In a compile worker: import what swapped modules need, and compile a kernel.
+
+    The first one of a process also lets Triton hash itself and load its compiler.
 
     Returns:
         Seconds of the import. The worker is busy for `seconds` longer, so that each gets its turn.
@@ -33,7 +36,15 @@ def warm_worker(seconds: float = 1.0) -> float:
     importlib.import_module("tileloom.tuning.cached")
     importlib.import_module("tileloom.tuning.inductor")
     taken = time.perf_counter() - began
-    importlib.import_module("tileloom.launch.compat").hash_triton()
+    from triton import knobs
+
+    from tileloom.tuning.config import Config
+    from tileloom.tuning.precompile import Kernel
+
+    kernels = importlib.import_module("tests.tuning.tuned_kernels")
+    with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
+        knobs.cache.dir = folder
+        Kernel.of(kernels.scale, kernels.meta(), {}, None).compile(Config({"XBLOCK": 64}), 90)
     time.sleep(seconds)
     return taken
 
