@@ -6,7 +6,12 @@ that a Python user would expect to catch, and from `TileloomError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class TileloomError(Exception):
@@ -75,3 +80,42 @@ def bullet_list(reasons: Mapping[str, Sequence[str]]) -> str:
         Lines of the form ``- backend: reason; reason``.
     """
     return "\n".join(f"- {name}: {'; '.join(why)}" for name, why in reasons.items())
+
+
+def known_keywords(target: F) -> F:
+    """Give a function's call with a keyword that it does not have a sentence.
+
+    It names the nearest one that there is.
+
+    Args:
+        target: The function, or a class for its construction.
+
+    Returns:
+        The same class, or a function that takes and returns what `target` does.
+    """
+    function: Any = target.__init__ if isinstance(target, type) else target
+    found = list(inspect.signature(function).parameters.values())
+    if isinstance(target, type):
+        found = found[1:]
+    assert all(p.kind is not p.VAR_KEYWORD for p in found), f"{target} takes any keyword"
+    named = {p.name: None for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    known = [name for name in named if name != "cls"]
+    title = target.__qualname__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in named:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, n=1)
+                raise UnknownOptionError(
+                    f"{title}: there is no argument '{name}'; arguments: {', '.join(known)}. "
+                    f"Try: {f'{near[0]}=' if near else 'one of these'}."
+                )
+        return function(*args, **kwargs)
+
+    if isinstance(target, type):
+        target.__init__ = call
+        return target  # pyright: ignore[reportReturnType]
+    return call  # pyright: ignore[reportReturnType]

@@ -125,6 +125,16 @@ def test_functions_that_make_no_binary(kernels, name, said):
     assert str(caught.value) == f"compile_cubin: {said}"
 
 
+@pytest.mark.parametrize("arch", ["sm_99", "", "90", None])
+def test_an_architecture_that_there_is_not(kernels, arch):
+    with pytest.raises(OptionError) as caught:
+        compile_cubin(lambda: None, arch=arch)
+    text = str(caught.value)
+    assert text.startswith(f"compile_cubin: arch is {arch!r}; the CuTe DSL knows sm_80, ")
+    assert text.endswith(". Try: arch='sm_90a'.")
+    assert " sm_90a," in text
+
+
 PLAIN = Cubin("copy_kernel", "sm_90a", b"\x7fELF", "", (8,), 128)
 
 

@@ -358,6 +358,11 @@ def test_other_arguments_are_refused(model, monkeypatch):
         "TensorMap.tiled: tensor is on the device cpu; TMA reads a GPU's memory. "
         "Try: tensor.cuda()."
     )
+    # What is wrong besides the device is said first: it stays wrong there.
+    with pytest.raises(OptionError, match=r"tiled: swizzle is 'no'; known: none, 32B"):
+        TensorMap.tiled(x, (8, 64), swizzle="no")
+    with pytest.raises(ShapeError, match=r"strides"):
+        TensorMap.tiled(x.t(), (64, 8))
     ampere = Target("cuda", (8, 0), 108, 0, "NVIDIA A100")
     monkeypatch.setattr(tensormap, "target_of_device", lambda device: ampere)
     with pytest.raises(UnsupportedError) as caught:

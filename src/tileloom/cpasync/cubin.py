@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import math
 import operator
 import re
@@ -139,7 +141,7 @@ def compile_cubin(host: Any, *arguments: Any, arch: str, options: str = "") -> C
     Args:
         host: The function; it is traced, never run.
         arguments: What it is traced with, for example pointers of `cutlass.cute.runtime.make_ptr`.
-        arch: For example ``"sm_90a"``.
+        arch: One that the CuTe DSL knows, for example ``"sm_90a"``.
         options: More of `cute.compile`'s, for example ``"--enable-assertions"``.
 
     Returns:
@@ -147,11 +149,18 @@ def compile_cubin(host: Any, *arguments: Any, arch: str, options: str = "") -> C
 
     Raises:
         MissingCuteError: If the extra ``cute`` is not installed.
-        OptionError: If the function launches no kernel, or several, or the block is not a constant
-            number of threads along x.
+        OptionError: If the CuTe DSL does not know the architecture, the function launches no
+            kernel, or several, or the block is not a constant number of threads along x.
     """
     require_cute("compile_cubin")
     from cutlass import cute  # pyright: ignore[reportMissingImports]
+
+    known = _architectures()
+    if known and arch not in known:
+        raise OptionError(
+            f"compile_cubin: arch is {arch!r}; the CuTe DSL knows {', '.join(known)}. Try: "
+            "arch='sm_90a'."
+        )
 
     with tempfile.TemporaryDirectory(prefix="tileloom-cute-") as folder:
         options = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder} {options}"
@@ -165,6 +174,14 @@ def compile_cubin(host: Any, *arguments: Any, arch: str, options: str = "") -> C
         )
     sizes = tuple(size for _, size in ptx_fields(ptx))
     return Cubin(names[0], arch, bytes(code), ptx, sizes, _threads(ptx))
+
+
+def _architectures() -> list[str]:
+    """Names of what the installed CuTe DSL compiles for; none if it keeps them elsewhere."""
+    for module in ("cutlass.base_dsl.enums", "cutlass.base_dsl.arch"):
+        with contextlib.suppress(ImportError, AttributeError):
+            return list(importlib.import_module(module).Arch.__members__)
+    return []
 
 
 def _threads(ptx: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tileloom.cpasync.tensormap_layout import Im2col, Tiled
-from tileloom.errors import DeviceError, DtypeError, OptionError, UnsupportedError
+from tileloom.errors import DeviceError, DtypeError, OptionError, UnsupportedError, known_keywords
 from tileloom.launch.tensor_map import ALIGNMENT, BYTES
 from tileloom.target import target_of_device
 
@@ -85,6 +85,7 @@ class TensorMap:
             )
 
     @classmethod
+    @known_keywords
     def tiled(
         cls,
         tensor: torch.Tensor,
@@ -142,6 +143,7 @@ class TensorMap:
         )  # fmt: skip
 
     @classmethod
+    @known_keywords
     def im2col(
         cls,
         tensor: torch.Tensor,
@@ -211,6 +213,18 @@ cache_clear = _made.cache_clear
 
 def _of(kind: type[Tiled | Im2col], tensor: torch.Tensor, *options: Any) -> TensorMap:
     fields = (tensor.dtype, tuple(tensor.shape), tensor.stride(), *options)
+    if (target := target_of_device(tensor.device)).kind != "cuda":
+        kind(*fields).check(0)  # what is wrong besides: the tensor may come to a GPU later
+        raise DeviceError(
+            f"{kind.op}: tensor is on the device {tensor.device}; TMA reads a GPU's memory. "
+            "Try: tensor.cuda()."
+        )
+    if target.capability < (9, 0):
+        raise UnsupportedError(
+            f"{kind.op}: tensor is on a GPU of compute capability {target.capability[0]}."
+            f"{target.capability[1]} ({target.name}), which has no TMA; 9.0 and later have it. "
+            "Try: cp_async_gs, which copies 4 to 16 bytes a thread and needs no descriptor."
+        )
     try:
         return _made(kind, tensor.data_ptr(), *fields)
     except DtypeError:
@@ -241,18 +255,6 @@ def _check_tensor(op: str, tensor: Any) -> None:
         raise DtypeError(
             f"{op}: tensor is {'nested' if tensor.is_nested else tensor.layout}; TMA needs a "
             "dense strided one. Try: tensor.to_dense()."
-        )
-    target = target_of_device(tensor.device)
-    if target.kind != "cuda":
-        raise DeviceError(
-            f"{op}: tensor is on the device {tensor.device}; TMA reads a GPU's memory. "
-            "Try: tensor.cuda()."
-        )
-    if target.capability < (9, 0):
-        raise UnsupportedError(
-            f"{op}: tensor is on a GPU of compute capability {target.capability[0]}."
-            f"{target.capability[1]} ({target.name}), which has no TMA; 9.0 and later have it. "
-            "Try: cp_async_gs, which copies 4 to 16 bytes a thread and needs no descriptor."
         )
 
 

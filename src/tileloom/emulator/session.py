@@ -23,6 +23,7 @@ from tileloom.emulator.machine import SCHEDULES, HostEvent, Launch, Options, Ste
 from tileloom.emulator.memory import Storage
 from tileloom.emulator.report import KINDS, LaunchError, Report, Reporter
 from tileloom.emulator.timeline import Timeline
+from tileloom.errors import known_keywords
 
 LEVELS = ("ttir", "ttgir", "machine")
 _ARCHS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_90a": (9, 0)}
@@ -173,6 +174,7 @@ def _at_least_one(name: str, value: Any) -> None:
         )
 
 
+@known_keywords
 @contextlib.contextmanager
 def run(
     *,

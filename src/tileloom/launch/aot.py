@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tileloom.errors import CompileError, OptionError
+from tileloom.errors import CompileError, OptionError, known_keywords
 from tileloom.launch import compat
 from tileloom.launch.occupancy import blocks_per_sm, limits_of, normal_arch
 
@@ -196,6 +196,7 @@ CompileResult = CompiledKernel | CompileFailure
 """Test `result.error is None` to tell the two apart."""
 
 
+@known_keywords
 def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -> CompiledKernel:
     """Compile a kernel in this process, with no GPU.
 

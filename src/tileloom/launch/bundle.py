@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tileloom.errors import BundleError
+from tileloom.errors import BundleError, known_keywords
 from tileloom.launch import driver
 from tileloom.launch.bundle_arguments import bind, choose, device_of, form_of
 from tileloom.launch.bundle_format import BundleFile, Variant, read_bundle
@@ -337,6 +337,7 @@ def _generality(variant: Variant) -> tuple[int, int]:
     return -known, -sum(p.aligned for p in run_time)
 
 
+@known_keywords
 def load_bundle(path: str | Path) -> Bundle:
     """Open a bundle. Its kernels are read when they are first launched.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tileloom.errors import BundleError, CompileError, OptionError
+from tileloom.errors import BundleError, CompileError, OptionError, known_keywords
 from tileloom.launch.aot import CompiledKernel, CompileResult, KernelSpec, compile_in_workers
 from tileloom.launch.bundle_format import Constant, Parameter, Variant, write_bundle
 from tileloom.launch.bundle_key import kernel_key, options_that_differ
@@ -18,6 +18,7 @@ _PTX_VERSION = re.compile(r"^\.version\s+(\S+)", re.MULTILINE)
 _PTX_TARGET = re.compile(r"^\.target\s+(\w+)", re.MULTILINE)
 
 
+@known_keywords
 def build_bundle(
     path: Path | str,
     pairs: Sequence[tuple[KernelSpec, str]],

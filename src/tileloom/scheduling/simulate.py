@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, known_keywords
 from tileloom.scheduling.host import (
     AsyncInputScheduler,
     DynamicPersistentScheduler,
@@ -63,6 +63,7 @@ class Simulation:
         return sum(span.waited for span in self.spans)
 
 
+@known_keywords
 def simulate(
     params: TileSchedulerParams,
     grid: int,

@@ -13,6 +13,8 @@ from typing import Literal
 
 import torch
 
+from tileloom.errors import known_keywords
+
 ELEMENT_FACTOR = 2.0
 ROW_FACTOR = 3.0
 WEAK_FACTOR = 10.0
@@ -105,6 +107,7 @@ class _Judged:
     row_shape: tuple[int, ...]
 
 
+@known_keywords
 def assert_accurate(
     actual: torch.Tensor,
     reference: torch.Tensor,

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tileloom.errors import known_keywords
 from tileloom.tuning.autotuner import CachingAutotuner
 from tileloom.tuning.bandwidth import DebugAutotuner
 from tileloom.tuning.config import Config
@@ -13,6 +14,7 @@ from tileloom.tuning.hints import HeuristicType, Sizes
 from tileloom.tuning.tune import Search
 
 
+@known_keywords
 def cached_autotune(
     size_hints: Sizes | None,
     configs: Sequence[Any],

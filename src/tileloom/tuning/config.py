@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, known_keywords
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Compile options of a config; every other entry of its dictionary is an argument of the kernel."""
@@ -22,6 +22,7 @@ _ABSENT = ("num_consumer_groups", "num_buffers_warp_spec")
 _HOOKS = ("pre_hook", "ir_override")
 
 
+@known_keywords
 @dataclass(frozen=True, eq=False)
 class Config:
     """Constants and compile options of a kernel.

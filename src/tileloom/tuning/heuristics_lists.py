@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tileloom.errors import OptionError, UnsupportedError
+from tileloom.errors import OptionError, UnsupportedError, known_keywords
 from tileloom.tuning import filters
 from tileloom.tuning.config import Config, distinct
 from tileloom.tuning.heuristics import (
@@ -319,6 +319,7 @@ _KINDS: dict[str, Callable[[Sizes, Facts], list[Config]]] = {
 }
 
 
+@known_keywords
 def configs(kind: str, size_hints: Mapping[str, int], facts: Facts | None = None) -> list[Config]:
     """List the candidates of a kernel.
 

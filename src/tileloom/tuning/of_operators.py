@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tileloom import log
+from tileloom.errors import ArgumentError
 from tileloom.tuning.config import Config
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ class _NoneRunsError(Exception):
     """No config of a call ran."""
 
 
-@contextlib.contextmanager
-def operators() -> Generator[None]:
+def operators(*given: object, **named: object) -> contextlib.AbstractContextManager[None]:
     """Tune operators at their first calls inside a `with` block, in all threads of the process.
 
     A call is tuned for its exact row length, dtype and options, and for its number of rows rounded
@@ -53,7 +53,25 @@ def operators() -> Generator[None]:
 
     Nothing is tuned inside the capture of a CUDA graph, under PyTorch's deterministic algorithms,
     for calls with an explicit config, and on the CPU.
+
+    Args:
+        given: Nothing; which operators are tuned follows from what is called inside.
+        named: Nothing.
+
+    Raises:
+        ArgumentError: If it is given anything.
     """
+    if given or named:
+        shown = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
+        raise ArgumentError(
+            f"tuning: operators is given {', '.join(shown)}; it takes no arguments, and tunes "
+            "every operator that is called inside the block. Try: with tuning.operators():"
+        )
+    return _tuned_inside()
+
+
+@contextlib.contextmanager
+def _tuned_inside() -> Generator[None]:
     global _inside
     with _lock:
         _inside += 1

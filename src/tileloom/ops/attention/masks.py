@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.errors import DtypeError, OptionError, ShapeError, known_keywords
 
 Anchor = Literal["top_left", "bottom_right"]
 Bound = int | None
@@ -169,6 +169,7 @@ def _tensor(function: str, name: str, given: object) -> None:
         )
 
 
+@known_keywords
 def causal(anchor: Anchor = "top_left") -> Mask:
     """Show each query the keys up to its own position.
 
@@ -187,6 +188,7 @@ def causal(anchor: Anchor = "top_left") -> Mask:
     return window(None, 0, anchor=anchor)
 
 
+@known_keywords
 def window(left: int | None, right: int | None, *, anchor: Anchor = "top_left") -> Mask:
     """Show each query the keys at most `left` before and `right` after its own position.
 
@@ -216,6 +218,7 @@ def window(left: int | None, right: int | None, *, anchor: Anchor = "top_left") 
     return Mask(Band(left_bottom=left, right_bottom=right))
 
 
+@known_keywords
 def key_lengths(lengths: torch.Tensor) -> Mask:
     """Show of each sequence only its first keys: the mask of a right-padded batch.
 
@@ -244,6 +247,7 @@ def key_lengths(lengths: torch.Tensor) -> Mask:
     return Mask(Band(), lengths=lengths)
 
 
+@known_keywords
 def dense(visible: torch.Tensor) -> Mask:
     """Wrap a bool tensor, so that it can be combined with other masks.
 
