@@ -19,6 +19,7 @@ from tileloom.ops.attention.config_backward import (
     decode_backward,
     triton_backward_rule,
 )
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.target import CPU, H100, SMEM_BYTES, Target
 
 A100 = Target("cuda", (8, 0), 108, SMEM_BYTES[8, 0], "NVIDIA A100-SXM4-80GB")
@@ -110,6 +111,18 @@ def test_a_config_survives_the_schema(config):
 
 def test_nothing_forces_nothing():
     assert decode_backward("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("gluon_sm90:128", GluonSm90BackwardConfig(128)),
+        ("gluon_sm90:64,3", GluonSm90BackwardConfig(64, 3)),
+        ("gluon_sm90:64,2,1", GluonSm90BackwardConfig(64, 2, True)),
+    ],
+)
+def test_a_missing_end_of_a_text_is_the_defaults(text, config):
+    assert decode_backward(text) == config
 
 
 def test_an_explicit_config_is_taken_or_refused():

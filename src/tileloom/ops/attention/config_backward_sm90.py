@@ -46,8 +46,10 @@ class GluonSm90BackwardConfig:
 
     @staticmethod
     def decode(text: str) -> GluonSm90BackwardConfig:
-        """Read a config from what `encode` writes behind the colon."""
-        block_m, stages, ordered = (int(field) for field in text.split(","))
+        """Read a config from what `encode` writes behind the colon; a missing end is the default's."""
+        fields = text.split(",")
+        fields += GluonSm90BackwardConfig().encode().partition(":")[2].split(",")[len(fields) :]
+        block_m, stages, ordered = map(int, fields)
         return GluonSm90BackwardConfig(block_m, stages, bool(ordered))
 
     def smem_bytes(self, head_dim: int, head_dim_v: int, *, is_packed: bool = False) -> int:
