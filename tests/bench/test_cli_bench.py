@@ -99,11 +99,59 @@ def card(monkeypatch, tmp_path):
 
 def test_no_gpu_is_a_clear_error(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["attention"]) == 1
-    assert tileloom_main(["bench", "attention", "--quick"]) == 1
+    for operator in ("attention", "gemm", "rowwise"):
+        assert command.main([operator]) == 1
+        assert tileloom_main(["bench", operator, "--rounds", "5"]) == 1
     err = capsys.readouterr().err
-    assert err.count("no GPU that PyTorch can use") == 2
+    assert err.count("no GPU that PyTorch can use") == 6
     assert "Try: a machine with an NVIDIA GPU, or `tileloom inspect`" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["attention", "--peers", "cudn"], "--peers names 'cudn'"),
+        (["attention", "--config", "triton:x"], "--config 'triton:x' is no config"),
+        (["attention", "--baseline", "me"], "--baseline is 'me'; it must be one of"),
+        (["attention", "--cases", "d65-*"], "--cases names 'd65-*', and there is no such case"),
+        (["attention", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+        (["gemm", "--budget", "nan"], "--budget is nan; it must be at least 0"),
+        (["rowwise", "--step-limit", "-1"], "--step-limit is -1.0; it must be at least 0"),
+        (["gemm", "--peers", "cudnn"], "--peers names 'cudnn'; for gemm it takes torch, "),
+        (["gemm", "--config", "triton:x"], "--config 'triton:x' is no config"),
+        (["gemm", "--cases", "square-*,x"], "--cases names 'x', and there is no such case"),
+        (["rowwise", "--peers", "cudnn"], "--peers names 'cudnn'; for rowwise it takes eager, "),
+        (["rowwise", "--cases", "x"], "--cases names 'x', and there is no such case"),
+    ],
+)
+def test_options_are_checked_before_a_gpu_is_asked_for(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tileloom_main(["bench", *arguments]) == 1
+    assert f"tileloom: bench: {said}" in capsys.readouterr().err
+
+
+REFUSED = {
+    "attention": [],
+    "gemm": ["--baseline", "--backward", "--features", "--quick", "--bars"],
+    "rowwise": ["--baseline", "--backward", "--features", "--quick", "--bars", "--config",
+                "--strict"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", REFUSED)
+def test_help_names_what_the_operator_takes_and_nothing_else(operator, capsys):
+    with pytest.raises(SystemExit):
+        tileloom_main(["bench", operator, "--help"])
+    shown = capsys.readouterr().out
+    for option in REFUSED["rowwise"]:
+        assert (f"{option} " in shown or f"{option}\n" in shown) == (
+            option not in REFUSED[operator]
+        )
+    for option in REFUSED[operator]:
+        with pytest.raises(SystemExit) as caught:
+            tileloom_main(["bench", operator, option])
+        assert caught.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err or not REFUSED[operator]
 
 
 def test_features_are_measured(card, monkeypatch, tmp_path):

@@ -329,9 +329,3 @@ def test_a_config_that_cannot_run_says_why(card, capsys):
     config = GluonSm90Config().encode()
     assert card("--peers", "none", "--cases", "plain", "--config", config) == 1
     assert f"plain: {config} failed: ConfigError: matmul: config=" in capsys.readouterr().out
-
-
-def test_options_that_do_not_apply_are_refused(card, capsys):
-    for args in (("--cases", "nothing"), ("--baseline", "torch"), ("--bars", "none")):
-        assert card(*args) == 1
-        assert "bench: gemm takes --cases (none matches now" in capsys.readouterr().err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import types
 from pathlib import Path
@@ -20,7 +18,7 @@ from tileloom.bench.function_run import (
 )
 from tileloom.bench.rowwise_case import WORKS, RowwiseCase, load_rowwise_cases
 from tileloom.bench.timer import Plan
-from tileloom.cli.bench_rowwise import contenders, run
+from tileloom.cli.bench_rowwise import contenders
 from tileloom.errors import OptionError
 from tileloom.testing import assert_accurate
 
@@ -189,14 +187,3 @@ def test_a_bad_cases_file_is_refused(tmp_path, content):
     path.write_text(content)
     with pytest.raises(OptionError, match="cannot be read"):
         load_rowwise_cases(path)
-
-
-def test_options_that_do_not_apply_are_refused(tmp_path):
-    path = tmp_path / "cases.json"
-    path.write_text(json.dumps({"cases": [{"operator": "softmax", "rows": 1, "columns": 1}]}))
-    given = {"cases": "all", "config": ["x"], "baseline": None, "strict": False}
-    with pytest.raises(OptionError, match="are for attention"):
-        run(argparse.Namespace(**given), path, CPU)
-    with pytest.raises(OptionError, match="'cudnn'"):
-        contenders("cudnn")
-    assert [c.name for c in contenders("none")] == ["tileloom"]

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -23,6 +23,14 @@ BIASES = {
 """Which of the dimensions B, H, Lq and Lk a bias has for itself."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+C = TypeVar("C", bound=_Named)
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,7 @@ def load_cases(path: Path) -> tuple[AttentionCase, ...]:
     return cases
 
 
-def select(cases: Sequence[AttentionCase], wanted: str) -> tuple[AttentionCase, ...]:
+def select(cases: Sequence[C], wanted: str) -> tuple[C, ...]:
     """Choose cases by name.
 
     Args:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tileloom.cli.bench_ours import DROPOUT_SEED, OURS, kept_by_dropout, ours, read_config
-from tileloom.errors import OptionError, TileloomError
+from tileloom.errors import DeviceError, OptionError, TileloomError
 
 if TYPE_CHECKING:
     import torch
@@ -50,38 +50,68 @@ def add_parser(subparsers: Any) -> None:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the operators, each with the options that it takes."""
+    operators = parser.add_subparsers(dest="operator", metavar="OPERATOR", required=True)
+    texts = {
+        "attention": "attention beside cuDNN, PyTorch's kernels, FlashAttention-4",
+        "gemm": "matrix products beside cuBLAS, torch.compile, the seed, Triton, QuACK",
+        "rowwise": "row-wise operators beside PyTorch's own, torch.compile, QuACK",
+    }
+    made = {
+        name: operators.add_parser(name, help=text, description=f"Measure {text}.")
+        for name, text in texts.items()
+    }
+    for name, of_one in made.items():
+        _add_common(of_one, name)
+    # fmt: off
+    for name in ("attention", "gemm"):
+        add = made[name].add_argument
+        add("--config", action="append", default=[],
+            metavar="[CASES@]TEXT" if name == "attention" else "TEXT",
+            help="one more contender: an explicit config, as config.encode() and the record of a "
+            "run write it; may be repeated"
+            + ("; after d64-*@ in the cases of that name only" if name == "attention" else ""))
+        add("--strict", action="store_true", help="exit 1 unless every bar is met")
+    add = made["attention"].add_argument
+    add("--baseline", metavar="NAME",
+        help="whom all others are compared with; default: cudnn, else the first contender")
+    add("--backward", action="store_true", help="measure the backward instead")
+    add("--features", action="store_true",
+        help="measure biases, dropout, windows and grouped heads beside the plain kernel; cases of "
+        "benchmarks/attention_features.json, peers cudnn and efficient")
+    add("--quick", action="store_true", help="fewer peers, shorter samples: 90 s in all")
+    add("--bars", metavar="FILE",
+        help="JSON with what must be reached, or none; default: benchmarks/attention_bars.json")
+    # fmt: on
+
+
+_PEERS = {
+    "attention": "cudnn, flash, efficient, fa4, flex, or none; default: all but flex, which "
+    "compiles; with --quick cudnn and efficient",
+    "gemm": "torch, compile, seed, triton, quack, and not by default compile-max, quack-tuned; or "
+    "none",
+    "rowwise": "eager, compile, quack, or none; default: all",
+}
+_ROUNDS = {"attention": "9, quick 5", "gemm": "7", "rowwise": "7"}
+_BUDGETS = {"attention": "230, quick 80", "gemm": "500", "rowwise": "400"}
+
+
+def _add_common(parser: argparse.ArgumentParser, operator: str) -> None:
+    """Add what every operator takes."""
     add = parser.add_argument
     # fmt: off
-    add("operator", choices=["attention", "gemm", "rowwise"], help="what to measure")
     add("--cases", default="all", metavar="NAMES",
         help="comma list of cases, * and ? allowed, such as d128-*; default: all")
     add("--cases-file", type=Path, metavar="FILE",
-        help="JSON with the cases; default: attention_cases.json, gemm_cases.json or "
-        "rowwise_cases.json of benchmarks/")
-    add("--peers", metavar="NAMES",
-        help="attention: comma list of cudnn, flash, efficient, fa4, flex, or none; default: all "
-        "but flex, which compiles; with --quick cudnn and efficient. gemm: torch, compile, "
-        "seed, triton, quack, and not by default compile-max, quack-tuned. rowwise: eager, "
-        "compile, quack")
-    add("--config", action="append", default=[], metavar="[CASES@]TEXT",
-        help="one more contender: an explicit config, as config.encode() and the record of a run "
-        "write it; after d64-*@ in the cases of that name only; may be repeated")
-    add("--baseline", metavar="NAME",
-        help="whom all others are compared with; default: cudnn, else the first contender")
-    add("--backward", action="store_true", help="attention: measure the backward instead")
-    add("--features", action="store_true",
-        help="attention: measure biases, dropout, windows and grouped heads beside the plain "
-        "kernel; cases of benchmarks/attention_features.json, peers cudnn and efficient")
-    add("--rounds", type=int, metavar="N", help="samples of each contender; default 9, quick 5")
-    add("--quick", action="store_true", help="fewer peers, shorter samples: 90 s in all")
+        help=f"JSON with the cases; default: benchmarks/{operator}_cases.json")
+    add("--peers", metavar="NAMES", help=f"comma list of {_PEERS[operator]}")
+    add("--rounds", type=int, metavar="N",
+        help=f"samples of each contender; default {_ROUNDS[operator]}")
     add("--budget", type=float, metavar="SECONDS",
         help="take fewer rounds (never under 5) where the whole run would take longer; default "
-        "230, quick 80")
+        f"{_BUDGETS[operator]}")
     add("--step-limit", type=float, default=90.0, metavar="SECONDS",
         help="end the process when one step takes longer, as a hanging kernel does; default 90")
-    add("--bars", metavar="FILE",
-        help="JSON with what must be reached, or none; default: benchmarks/attention_bars.json")
-    add("--strict", action="store_true", help="exit 1 unless every bar is met")
     add("--commit", metavar="SHA", help="the commit measured, where git is not there to say")
     add("--out", type=Path, metavar="FILE", help="write the record here, after every case")
     # fmt: on
@@ -193,8 +223,6 @@ def _baseline(args: argparse.Namespace, contenders: Sequence[tuple[Contender, st
 def _plan(args: argparse.Namespace) -> Plan:
     from tileloom.bench import Plan
 
-    if args.rounds is not None and args.rounds < 1:
-        raise OptionError(f"bench: --rounds is {args.rounds}; it must be at least 1.")
     if args.quick:
         return Plan(args.rounds or 5, sample_ms=15.0, warm_ms=8.0, pause_s=0.015)
     return Plan(args.rounds or 9)
@@ -214,24 +242,36 @@ def _directed(cases: Sequence[AttentionCase], backward: bool) -> Sequence[Attent
     return [replace(c, name=f"{c.name}-backward", direction="backward") for c in cases]
 
 
-def _set_up(args: argparse.Namespace, device: torch.device) -> _Run:
+def _check_common(args: argparse.Namespace) -> None:
+    """Refuse numbers that no operator's run can have."""
+    for name, least in (("rounds", 1), ("budget", 0.0), ("step_limit", 0.0)):
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            option = name.replace("_", "-")
+            raise OptionError(
+                f"bench: --{option} is {value}; it must be at least {least:g}. Try: without "
+                f"--{option}."
+            )
+
+
+def _set_up(args: argparse.Namespace) -> tuple[_Run, torch.device]:
+    """Check every option, then ask for the GPU."""
     from tileloom.bench import load_cases, select
     from tileloom.bench.machine import describe_machine, git_state, now
 
     shipped = "attention_features.json" if args.features else "attention_cases.json"
     path = args.cases_file or _shipped(shipped)
     contenders = _contenders(args)
-    return _Run(
-        args,
+    checked = (
         _directed(select(load_cases(path), args.cases), args.backward),
         contenders,
         _bars(args),
         _baseline(args, contenders),
         _plan(args),
-        describe_machine(device),
-        git_state(args.commit),
-        now(),
     )
+    device = _device()
+    run = _Run(args, *checked, describe_machine(device), git_state(args.commit), now())
+    return run, device
 
 
 def _seed(seed: int) -> None:
@@ -327,9 +367,15 @@ def _report(job: _Run) -> int:
 
 
 def _device() -> torch.device:
-    """The current GPU."""
+    """The current GPU.
+
+    Raises:
+        DeviceError: If there is none.
+    """
     import torch
 
+    if not torch.cuda.is_available():
+        raise DeviceError(_NO_GPU)
     return torch.device(torch.cuda.current_device())
 
 
@@ -340,8 +386,7 @@ def _run(args: argparse.Namespace, started: float) -> int:
     from tileloom.bench.stats import FEWEST_ROUNDS
     from tileloom.bench.watchdog import Watchdog, end_process
 
-    device = _device()
-    job = _set_up(args, device)
+    job, device = _set_up(args)
     watch = Watch(device)
     if watch.reason is not None:
         job.notes.append(f"clock and power are not known: {watch.reason}")
@@ -380,26 +425,23 @@ def run(args: argparse.Namespace) -> int:
         args: What the parser gave.
 
     Returns:
-        0; 1 without a GPU, if one of our kernels is wrong or failed, if the run ended early, or
-        with ``--strict`` if a bar is missed.
+        0; 1 if one of our kernels is wrong or failed, if the run ended early, or with ``--strict``
+        if a bar is missed.
 
     Raises:
         OptionError: If an argument names something that does not exist.
+        DeviceError: If there is no GPU.
     """
     started = time.perf_counter()
-    import torch
-
-    if not torch.cuda.is_available():
-        _say(_NO_GPU)
-        return 1
+    _check_common(args)
     if args.operator == "gemm":
         from tileloom.cli.bench_gemm import run as run_gemm
 
-        return run_gemm(args, args.cases_file or _shipped("gemm_cases.json"), _device())
+        return run_gemm(args, args.cases_file or _shipped("gemm_cases.json"), _device)
     if args.operator == "rowwise":
         from tileloom.cli.bench_rowwise import run as run_rowwise
 
-        return run_rowwise(args, args.cases_file or _shipped("rowwise_cases.json"), _device())
+        return run_rowwise(args, args.cases_file or _shipped("rowwise_cases.json"), _device)
     return _run(args, started)
 
 

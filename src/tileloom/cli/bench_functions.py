@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import shlex
 import sys
 import time
@@ -26,12 +25,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 C = TypeVar("C", bound=Case)
-
-
-def matching(args: argparse.Namespace, cases: Iterable[C]) -> list[C]:
-    """Return the cases whose names fit one of the patterns of ``--cases``."""
-    patterns = ["*"] if args.cases == "all" else args.cases.split(",")
-    return [c for c in cases if any(fnmatch.fnmatchcase(c.name, pattern) for pattern in patterns)]
 
 
 @dataclass

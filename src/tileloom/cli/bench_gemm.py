@@ -8,11 +8,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tileloom.bench.case import select
 from tileloom.bench.function_run import FunctionContender, FunctionEntry
 from tileloom.bench.gemm_bars import CUBLAS, OURS, PLAIN, Cell, GemmBar, judge_gemm
 from tileloom.bench.gemm_case import GemmCase, load_gemm_cases
 from tileloom.bench.gemm_peers import DEFAULT_GEMM_PEERS, GEMM_PEERS, takes_part
-from tileloom.cli.bench_functions import FunctionJob, matching
+from tileloom.cli.bench_functions import FunctionJob
 from tileloom.errors import OptionError, TileloomError
 
 if TYPE_CHECKING:
@@ -187,24 +188,13 @@ def _lines(cells: Sequence[Cell], bars: Sequence[GemmBar]) -> list[str]:
     return [*lines, f"bars: {met} of {len(bars)} met", *told]
 
 
-def _selected(args: argparse.Namespace, cases_file: Path) -> list[GemmCase]:
-    cases = matching(args, load_gemm_cases(cases_file))
-    if not cases or args.baseline or args.bars:
-        raise OptionError(
-            "bench: gemm takes --cases (none matches now, if it was given), --peers, --config, "
-            "--rounds, --budget, --step-limit, --strict, --commit and --out; --baseline and --bars "
-            "are for attention."
-        )
-    return cases
-
-
-def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int:
+def run(args: argparse.Namespace, cases_file: Path, device: Callable[[], torch.device]) -> int:
     """Measure matrix products.
 
     Args:
         args: What the parser of `tileloom bench` gave.
         cases_file: JSON with the cases.
-        device: The GPU.
+        device: Gives the GPU, once all options are checked.
 
     Returns:
         0; 1 if one of ours is wrong or failed somewhere, the run ended early, or with ``--strict``
@@ -212,8 +202,9 @@ def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int
 
     Raises:
         OptionError: If an argument names something that does not exist.
+        DeviceError: If there is no GPU.
     """
-    cases = _selected(args, cases_file)
+    cases = select(load_gemm_cases(cases_file), args.cases)
     every = contenders(args.peers, args.config)
     job = FunctionJob(
         "gemm",
@@ -224,7 +215,7 @@ def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int
         lambda case: {"flops": case.flops, "bytes": case.bytes_moved},
         lambda cells: {"bars": [asdict(bar) for bar in judge_gemm(cells)]},
     )
-    job.run(device, budget_s=500.0, pause_s=0.02)
+    job.run(device(), budget_s=500.0, pause_s=0.02)
     bars = judge_gemm(job.cells)
     job.show(_table(job.cells), _lines(job.cells, bars), width=190)
     own = {one.name for one in every if one.name not in GEMM_PEERS}

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tileloom.bench.case import select
 from tileloom.bench.function_run import FunctionCell, FunctionContender, FunctionEntry
 from tileloom.bench.rowwise_case import EPS, RowwiseCase, load_rowwise_cases
 from tileloom.bench.rowwise_peers import quack, refuse_quack
-from tileloom.cli.bench_functions import FunctionJob, matching
+from tileloom.cli.bench_functions import FunctionJob
 from tileloom.errors import OptionError
 
 if TYPE_CHECKING:
@@ -88,27 +89,22 @@ def _table(cells: Sequence[FunctionCell[RowwiseCase]]) -> Table:
     return table
 
 
-def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int:
+def run(args: argparse.Namespace, cases_file: Path, device: Callable[[], torch.device]) -> int:
     """Measure the row-wise operators.
 
     Args:
         args: What the parser of `tileloom bench` gave.
         cases_file: JSON with the cases.
-        device: The GPU.
+        device: Gives the GPU, once all options are checked.
 
     Returns:
         0; 1 if ours is wrong or failed somewhere, or the run ended early.
 
     Raises:
         OptionError: If an argument names something that does not exist.
+        DeviceError: If there is no GPU.
     """
-    cases = matching(args, load_rowwise_cases(cases_file))
-    if not cases or args.config or args.baseline or args.strict:
-        raise OptionError(
-            "bench: rowwise takes --cases (none matches now, if it was given), --peers, --rounds, "
-            "--budget, --step-limit, --commit and --out; --config, --baseline, --bars and --strict "
-            "are for attention."
-        )
+    cases = select(load_rowwise_cases(cases_file), args.cases)
     columns = contenders(args.peers)
     job = FunctionJob(
         "rowwise",
@@ -118,7 +114,7 @@ def run(args: argparse.Namespace, cases_file: Path, device: torch.device) -> int
         lambda cell, entry: _number(entry),
         lambda case: {"bytes": case.bytes_moved},
     )
-    job.run(device, budget_s=400.0, pause_s=0.01)
+    job.run(device(), budget_s=400.0, pause_s=0.01)
     entries = [(cell, entry) for cell in job.cells for entry in cell.entries]
     why = [f"{cell.case.name}: {e.name}: {e.reason}" for cell, e in entries if e.reason]
     job.show(_table(job.cells), why, width=170)
