@@ -46,7 +46,7 @@ class GluonSm90BackwardConfig:
 
     @staticmethod
     def decode(text: str) -> GluonSm90BackwardConfig:
-        """Read a config from what `encode` writes behind the colon; a missing end is the default's."""
+        """Read a config from what `encode` writes behind the colon; it may lack its end."""
         fields = text.split(",")
         fields += GluonSm90BackwardConfig().encode().partition(":")[2].split(",")[len(fields) :]
         block_m, stages, ordered = map(int, fields)
