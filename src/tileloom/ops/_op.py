@@ -288,6 +288,13 @@ def is_watched() -> bool:
     return bool(_records.get()) or _is_logged(logging.INFO)
 
 
+def _refuse_vmap(name: str, reason: str) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError(reason)
+
+    torch.library.register_vmap(f"tileloom::{name}", refuse, lib=_LIB)
+
+
 def register(
     schema: str,
     impl: Callable[..., Any],
@@ -297,6 +304,7 @@ def register(
     setup_context: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     backward: Callable[..., Any] | None = None,
     is_random: bool = False,
+    no_vmap: str | None = None,
 ) -> Operator:
     """Define `tileloom::<schema>` with an implementation, a fake, and a gradient or its refusal.
 
@@ -310,6 +318,8 @@ def register(
         backward: `(ctx, *grads)`: one gradient or None for each input of the schema. Either these
             two are given, or `no_gradient`.
         is_random: Whether it draws from a generator of PyTorch's.
+        no_vmap: The sentence of the `UnsupportedError` under `torch.vmap`; None leaves PyTorch's
+            fallback, which calls the operator once for each entry.
 
     Returns:
         The operator.
@@ -321,6 +331,8 @@ def register(
     for key in ("CPU", "CUDA"):
         _LIB.impl(name, impl, key)
     torch.library.register_fake(f"tileloom::{name}", fake, lib=_LIB)
+    if no_vmap is not None:
+        _refuse_vmap(name, no_vmap)
     overload = getattr(torch.ops.tileloom, name).default
     if backward is not None and setup_context is not None:
         setup_context, backward = _with_records(setup_context, backward)

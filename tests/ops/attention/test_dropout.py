@@ -213,24 +213,6 @@ def test_it_exports_and_draws_in_the_program():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_vmap_draws_as_its_randomness_says():
-    q = torch.randn(1, 2, 8, 16).expand(3, 1, 2, 8, 16)
-
-    def run(randomness):
-        call = torch.vmap(
-            lambda x: tileloom.attention(x, x, x, dropout_p=0.5), randomness=randomness
-        )
-        return call(q)
-
-    with pytest.raises(RuntimeError, match="called random operation"):
-        run("error")
-    first, second, _ = run("same")
-    assert torch.equal(first, second)
-    first, second, _ = run("different")
-    assert not torch.equal(first, second)
-
-
 def test_autocast_keeps_the_mask():
     q, k, v = leaves()
     torch.manual_seed(5)

@@ -11,7 +11,14 @@ from torch.autograd import forward_ad
 
 import tileloom
 from tileloom import emulator, masks
-from tileloom.errors import ConfigError, DtypeError, GradientError, OptionError, ShapeError
+from tileloom.errors import (
+    ConfigError,
+    DtypeError,
+    GradientError,
+    OptionError,
+    ShapeError,
+    UnsupportedError,
+)
 from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.reference import attention_reference
 from tileloom.target import H100
@@ -49,6 +56,29 @@ def test_forward_mode_is_refused():
         torch.func.jvp(call, (q,), (torch.ones_like(q),))
     with pytest.raises(GradientError), forward_ad.dual_level():
         call(forward_ad.make_dual(q, torch.ones_like(q)))
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5}, {"bias": torch.ones(1, 2, 1, 1)}])
+def test_vmap_is_refused(options):
+    q = torch.randn(3, 1, 2, 8, 16)
+    call = lambda a: tileloom.attention(a, a, a, **options)  # noqa: E731
+    with pytest.raises(UnsupportedError, match=r"torch\.vmap.*q\.flatten\(0, 1\)"):
+        torch.vmap(call, randomness="different")(q)
+
+
+def test_vmap_of_its_gradient_is_refused():
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    out = tileloom.attention(q, q, q)
+    call = lambda dout: torch.autograd.grad(out, q, dout)  # noqa: E731
+    with pytest.raises(UnsupportedError, match=r"torch\.vmap"):
+        torch.vmap(call)(torch.ones(3, *out.shape))
+
+
+def test_vmap_over_packed_sequences_is_refused():
+    q, cu = torch.randn(3, 8, 2, 16), torch.tensor([0, 3, 8], dtype=torch.int32)
+    call = lambda a: tileloom.attention_varlen(a, a, a, cu, cu, 5, 5)  # noqa: E731
+    with pytest.raises(UnsupportedError, match=r"torch\.vmap.*one behind the other"):
+        torch.vmap(call)(q)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

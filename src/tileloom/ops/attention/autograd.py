@@ -13,7 +13,7 @@ import torch
 
 from tileloom.ops import _op
 from tileloom.ops.attention import plan as plans
-from tileloom.ops.attention.backward import gradient, setup_context
+from tileloom.ops.attention.backward import NO_VMAP, gradient, setup_context
 from tileloom.ops.attention.config import (
     AttentionConfig,
     GluonSm90Config,
@@ -158,5 +158,10 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: object):  # 
 
 
 attention_fwd = _op.register(
-    _SCHEMA, _forward, _fake, setup_context=setup_context, backward=gradient
+    _SCHEMA,
+    _forward,
+    _fake,
+    setup_context=setup_context,
+    backward=gradient,
+    no_vmap=NO_VMAP,
 )

@@ -32,6 +32,10 @@ _NO_SECOND_GRADIENT = (
     "attention: a gradient of its gradient is asked for (create_graph=True), and there is none. "
     "Try: tileloom.ops.attention.attention_reference, which is differentiable to any order."
 )
+NO_VMAP = (
+    "attention: it is called under torch.vmap, which would run it once for each entry. Try: make "
+    "the mapped dimension part of the batch, such as attention(q.flatten(0, 1), ...)."
+)
 _SCHEMA = (
     "attention_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, Tensor? mask, Tensor? bias, Tensor? key_lengths, SymInt? left_top, "
@@ -186,7 +190,9 @@ def _fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: tor
     return empty_gradients(q, k, v, bias, *rest[9:12])
 
 
-attention_bwd = _op.register(_SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT)
+attention_bwd = _op.register(
+    _SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT, no_vmap=NO_VMAP
+)
 
 
 def setup_context(

@@ -3,8 +3,8 @@
 On a GPU in eager mode these are exactly those of PyTorch's default generator, which then advances
 as it does for `mem_eff_attention`: by one number for each score, rounded up to a multiple of 4.
 While a CUDA graph is captured and under `torch.compile`, the seed is drawn on the device by
-`torch.randint`, so that each replay has a new one, and the offset is 0; the same under
-`torch.vmap`, by its `randomness`, and on the CPU, from the CPU's default generator.
+`torch.randint`, so that each replay has a new one, and the offset is 0; the same on the CPU, from
+the CPU's default generator.
 `torch.manual_seed` makes all of these repeatable.
 
 Whatever draws here is the forward: a backward gets the forward's seed and offset. A generator whose

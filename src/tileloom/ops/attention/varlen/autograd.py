@@ -18,7 +18,7 @@ from tileloom.ops.attention.config import AttentionConfig, choose, decode, outpa
 from tileloom.ops.attention.masks import Band, Mask
 from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
 from tileloom.ops.attention.problem import AttentionProblem, Offsets
-from tileloom.ops.attention.varlen.backward import gradient, setup_context
+from tileloom.ops.attention.varlen.backward import NO_VMAP, gradient, setup_context
 from tileloom.ops.attention.varlen.checks import check_values
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference
 from tileloom.target import target_of
@@ -142,5 +142,10 @@ def _fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any):  # noq
 
 
 attention_varlen_fwd = _op.register(
-    _SCHEMA, _forward, _fake, setup_context=setup_context, backward=gradient
+    _SCHEMA,
+    _forward,
+    _fake,
+    setup_context=setup_context,
+    backward=gradient,
+    no_vmap=NO_VMAP,
 )

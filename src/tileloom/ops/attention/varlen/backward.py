@@ -29,6 +29,10 @@ _NO_SECOND_GRADIENT = (
     "none. Try: tileloom.ops.attention.varlen.attention_varlen_reference, which is differentiable "
     "to any order."
 )
+NO_VMAP = (
+    "attention_varlen: it is called under torch.vmap, which would run it once for each entry. Try: "
+    "pack the sequences of all entries one behind the other, for one call."
+)
 _SCHEMA = (
     "attention_varlen_bwd(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, "
     "Tensor lse, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_q, SymInt max_k, "
@@ -174,7 +178,9 @@ def _fake(dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: tor
     return _as_given(gradients, *needs[:2])
 
 
-attention_varlen_bwd = _op.register(_SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT)
+attention_varlen_bwd = _op.register(
+    _SCHEMA, _backward, _fake, no_gradient=_NO_SECOND_GRADIENT, no_vmap=NO_VMAP
+)
 
 
 def setup_context(
