@@ -225,13 +225,18 @@ def _candidates(path: Path, record: Record) -> Table:
 
 def _verify(store: Store, entries: Sequence[Entry], *, is_json: bool) -> int:
     found = [("fault", f"{path.name}: {why}") for path, record, why in entries if record is None]
-    good = [record for _, record, _ in entries if record is not None]
     found += [
         ("fault", f"{path.name}: its winner is none of its candidates")
         for path, record, _ in entries
         if record is not None and record.config not in record.known()
     ]
-    found.insert(0, ("ok", f"{len(good)} of {len(entries)} files are what was written"))
+    faults, files = len(found), len(entries)
+    said = (
+        f"{faults} of {files} files have a fault"
+        if faults
+        else f"{files} files are what was written"
+    )
+    found.insert(0, ("fault" if faults else "ok", said))
     found += [
         ("note", f"{path.name} is left over; `tileloom cache clear --all` removes it")
         for path in store.leavings()
