@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import logging
+import runpy
+import warnings
 
 import pytest
 
 from tileloom import log
+from tileloom.ops import _op
+from tileloom.tuning.identity import Platform
+from tileloom.tuning.store import CacheWarning, Store
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +60,31 @@ def test_empty_text_changes_nothing():
     before = list(logging.getLogger("tileloom").handlers)
     log.configure(" , ")
     assert logging.getLogger("tileloom").handlers == before
+
+
+def test_a_warning_points_at_the_program_and_not_at_us_or_pytorch(tmp_path):
+    """From an operator the way leads through PyTorch's dispatcher."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, tileloom\n"
+        "from tileloom.target import H100, override\n"
+        "from tileloom.tuning.store import Store\n"
+        "def operator():\n"
+        "    with override(H100):\n"
+        "        tileloom.rms_norm(torch.randn(3, 4, 5, 6, 24).permute(3, 2, 1, 0, 4))\n"
+        "def store(folder):\n"
+        "    Store(folder).find({'kernel': 'a:b'}, PLATFORM)\n"
+    )
+    scope = runpy.run_path(str(program))
+    scope["store"].__globals__["PLATFORM"] = Platform("gpu", "driver", "3.7.1", "12.8")
+    damaged = Store(tmp_path).path({"kernel": "a:b"}, scope["store"].__globals__["PLATFORM"])
+    damaged.write_text("{")
+    _op._warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scope["operator"]()
+        scope["store"](tmp_path)
+    assert [(w.category, w.filename, w.lineno) for w in caught] == [
+        (_op.PerformanceWarning, str(program), 6),
+        (CacheWarning, str(program), 8),
+    ]

@@ -8,6 +8,9 @@ A leaf module: it imports nothing of the package.
 from __future__ import annotations
 
 import logging
+import sys
+import warnings
+from pathlib import Path
 
 _ROOT = logging.getLogger("tileloom")
 _ROOT.addHandler(logging.NullHandler())
@@ -39,3 +42,19 @@ def configure(spec: str) -> None:
     for name in names:
         level = {"+": logging.DEBUG, "-": logging.ERROR}.get(name[0], logging.INFO)
         get_logger(name.lstrip("+-")).setLevel(level)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the program that led here, past the package's own lines and PyTorch's.
+
+    Args:
+        text: The warning.
+        category: Its class.
+    """
+    folders = [f"{Path(__file__).parent}/"]
+    if (torch := sys.modules.get("torch")) is not None and torch.__file__:
+        folders.append(f"{Path(torch.__file__).parent}/")
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(folders)):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)

@@ -5,12 +5,12 @@ They run below autograd: PyTorch keeps what its own formula asks for, and calls 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from tileloom import log
 from tileloom.integrations.sdpa_conventions import Asked, Call, Given, Gradients
 from tileloom.integrations.sdpa_dense import backward_dense, forward_dense
 from tileloom.integrations.sdpa_packed import backward_packed, forward_packed
@@ -64,11 +64,10 @@ def _warn_of_lost_options(call: Call) -> None:
     if not lost or not torch.is_grad_enabled() or not call.query.requires_grad:
         return
     name = lost[0]
-    warnings.warn(
+    log.warn(
         f"aten::_efficient_attention_forward: {name} is given and a gradient will be asked for; "
         f"PyTorch's formula for it does not pass {name} on, so that the gradients will be those of "
-        "another mask. Try: tileloom.attention or tileloom.attention_varlen with mask=.",
-        stacklevel=2,
+        "another mask. Try: tileloom.attention or tileloom.attention_varlen with mask=."
     )
 
 

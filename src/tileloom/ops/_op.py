@@ -7,7 +7,6 @@ import contextvars
 import functools
 import importlib.util
 import logging
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,7 +123,7 @@ def record_choices() -> Generator[list[Choice]]:
 
 @functools.lru_cache(maxsize=256)
 def _warn_once(text: str) -> None:
-    warnings.warn(text, PerformanceWarning, stacklevel=4)
+    log.warn(text, PerformanceWarning)
 
 
 @functools.cache

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import time
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -357,7 +356,7 @@ def _set_aside(path: Path, why: str) -> None:
 
 def _warn(text: str) -> None:
     _log.warning("%s", text)
-    warnings.warn(text, CacheWarning, stacklevel=4)
+    log.warn(text, CacheWarning)
 
 
 def readable(store: Store) -> Iterator[tuple[Path, Record | None, str]]:
