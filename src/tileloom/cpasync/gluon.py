@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from tileloom.cpasync.pieces_gluon import mbarrier_wait, tma_load, tma_reduce, tma_store
 from tileloom.device.barriers import (
     arrive_each_thread,
     mbarrier_allocate,
     named_barrier_arrive,
     named_barrier_sync,
 )
-from tileloom.device.compat import thread_barrier, tma_load, tma_store
+from tileloom.device.compat import thread_barrier
 from tileloom.device.cp_async import cp_async, mbarrier_cp_async_arrive
 from tileloom.device.fences import fence_barrier_init, fence_proxy_async
 from tileloom.device.memory import load_acquire, store_release
-from tileloom.device.tma import tma_reduce, tma_store_wait
+from tileloom.device.tma import tma_store_wait
 
 __all__ = [
     "arrive_and_expect_tx",
@@ -55,5 +56,4 @@ mbarrier_init = mbarrier.init
 mbarrier_invalidate = mbarrier.invalidate
 mbarrier_arrive = mbarrier.arrive
 mbarrier_arrive_each_thread = mbarrier_cp_async_arrive_noinc = arrive_each_thread
-mbarrier_wait = mbarrier.wait
 arrive_and_expect_tx = mbarrier.expect

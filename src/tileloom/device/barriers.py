@@ -13,6 +13,16 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrie
 
 @gluon.constexpr_function
 def _named_barrier_ptx(operation, ident, threads):
+    if ident not in range(8, 16):
+        raise ValueError(
+            f"named_barrier_{operation}: ident is {ident}; 8 to 15 are free, the others are "
+            "Triton's own. Try: 8."
+        )
+    if threads not in range(32, 1025, 32):
+        raise ValueError(
+            f"named_barrier_{operation}: threads is {threads}; it must be a multiple of 32, the "
+            "threads of a warp, up to 1024. Try: 128."
+        )
     return f"bar.{operation} {ident}, {threads}; mov.u32 $0, 0;"
 
 
