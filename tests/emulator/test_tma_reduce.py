@@ -14,6 +14,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tests.emulator.cases import names
 from tileloom import emulator
+from tileloom.device.compat import tma_store
+from tileloom.device.memory import load_acquire, store_release
+from tileloom.device.tma import tma_reduce, tma_store_wait
 
 KINDS = {
     "add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
@@ -150,3 +153,66 @@ def test_what_the_hardware_does_not_reduce_is_refused(kind, dtype, elem):
         caught.value
     )
     assert "reduce(out_desc, [0, 0], tile)" in str(caught.value)
+
+
+@gluon.jit
+def by_turns(out_desc, turn_ptr, values, READ: gl.constexpr):
+    """Programs add one after the other: sums of floats have the same bits in each run."""
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    tile = gl.allocate_shared_memory(gl.float32, [512], out_desc.layout)
+    me = gl.program_id(0)
+    value = gl.load(values + me)
+    tile.store(gl.full([512], 0.0, gl.float32, layout) + value)
+    fence_async_shared()
+    turn = load_acquire(turn_ptr)
+    while turn != me:
+        turn = load_acquire(turn_ptr)
+    tma_reduce(out_desc, [0], tile)
+    tma_store_wait(0, read=READ)
+    store_release(turn_ptr, me + 1)
+
+
+@pytest.mark.parametrize("schedule", ["late", "eager", "random"])
+@pytest.mark.parametrize("read", [True, False])
+def test_a_turn_that_is_handed_on_too_early_shows_in_the_bits(read, schedule):
+    """Atomics do not race, but a write may land after that of the next program."""
+    values = torch.tensor([1.0, 1e8, -1e8])
+    results = set()
+    for seed in range(40 if schedule == "random" else 1):
+        out, turn = torch.zeros(512), torch.zeros(1, dtype=torch.int32)
+        layout = gl.NVMMASharedLayout(0, 32, rank=1)
+        desc = TensorDescriptor.from_tensor(out, [512], layout)
+        with emulator.run(schedule=schedule, seed=seed) as run:
+            by_turns[(3,)](desc, turn, values, read, num_warps=4)
+        assert run.errors == []
+        results.add(out[0].item())
+        assert (out == out[0]).all()
+    in_turn = 0.0  # 1 + 1e8 is 1e8
+    if not read or schedule == "eager":
+        assert results == {in_turn}
+    else:
+        assert results - {in_turn}
+
+
+def test_what_a_read_wait_does_not_wait_for_is_not_there_yet():
+    out, seen = torch.zeros(512), {}
+    for read in (True, False):
+        out.zero_()
+        desc = TensorDescriptor.from_tensor(out, [512], gl.NVMMASharedLayout(0, 32, rank=1))
+        found = torch.full((512,), -1.0)
+        with emulator.run(collect=True) as run:
+            store_and_look[(1,)](desc, out, found, read, num_warps=4)
+        seen[read] = [r.kind for r in run.errors], found.unique().tolist()
+    assert seen == {True: (["race"], [0.0]), False: ([], [7.0])}
+
+
+@gluon.jit
+def store_and_look(out_desc, out_ptr, found_ptr, READ: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [4], [0])
+    at = gl.arange(0, 512, layout)
+    tile = gl.allocate_shared_memory(gl.float32, [512], out_desc.layout)
+    tile.store(gl.full([512], 7.0, gl.float32, layout))
+    fence_async_shared()
+    tma_store(out_desc, [0], tile)
+    tma_store_wait(0, read=READ)
+    gl.store(found_ptr + at, gl.load(out_ptr + at))

@@ -12,6 +12,7 @@ from tileloom.emulator.barriers import Barrier
 from tileloom.emulator.cluster import Spread, spread_of
 from tileloom.emulator.dialect import STORE_WAIT_SAYS_READ_ONLY
 from tileloom.emulator.happens_before import Clock, Record
+from tileloom.emulator.inflight import Queue
 from tileloom.emulator.ir import Loc, Op, Type, parse_type, split_top
 from tileloom.emulator.lower import STEP, Program, Run, lowers
 from tileloom.emulator.lower_barriers import barrier_of, check_init_fence, owners
@@ -24,7 +25,7 @@ from tileloom.emulator.lower_global import (
     tma_write,
 )
 from tileloom.emulator.lower_shared import check_written, view_of
-from tileloom.emulator.machine import Frame, Partition, Queue, Wait
+from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.memory import View
 from tileloom.emulator.report import UnsupportedKernelError
 
@@ -114,7 +115,10 @@ def _issue_store(
     f: Frame, desc: Any, corner: list[int], view: View, loc: Loc, kind: str,
     effect: Callable[[np.ndarray], None], spread: Spread, atomic: bool = False,
 ) -> None:  # fmt: skip
-    """Issue a store of a box; in a cluster each CTA stores the part that it holds."""
+    """Issue a store of a box; in a cluster each CTA stores the part that it holds.
+
+    It reads the tile, and later writes memory: a wait for the one is none for the other.
+    """
     partition: Partition = f[0]
     cta = partition.cta
     done: list[tuple[Queue, int]] = []
@@ -132,13 +136,22 @@ def _issue_store(
         )  # fmt: skip
     check_written(partition, view, kind, loc)
 
-    def complete() -> None:
-        effect(view.current())
+    def read() -> None:
+        tile = view.current().copy()
         for queue, number in done:
             queue.done = number
+        cta.issue(
+            f"{kind}: write", partition, lambda: land(tile), loc,
+            queue=("TMA write", partition.key), outlives=True,
+        )  # fmt: skip
+
+    def land(tile: np.ndarray) -> None:
+        effect(tile)
+        for queue, number in done:
+            queue.landed = number
         cta.launch.changed()
 
-    cta.issue(kind, partition, complete, loc, queue=("TMA store", partition.key))
+    cta.issue(kind, partition, read, loc, queue=("TMA store", partition.key))
 
 
 @lowers("ttng.async_tma_copy_local_to_global", kind=STEP, attrs=_TMA_ATTRS, words=r"evict_\w+")
@@ -187,7 +200,7 @@ def wait_stores(partition: Partition, pending: int, loc: Loc, what: str, full: b
     targets = [(one, one.stores, one.stores.issued - pending) for one in partition.team]
 
     def ready() -> bool:
-        return all(queue.done >= target for _, queue, target in targets)
+        return all((queue.landed if full else queue.done) >= target for _, queue, target in targets)
 
     def known() -> None:
         for one, queue, target in targets:

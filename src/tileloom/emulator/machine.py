@@ -16,6 +16,7 @@ from tileloom.emulator import endings
 from tileloom.emulator.barriers import NamedBarrier
 from tileloom.emulator.endings import BarrierUse
 from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker, join
+from tileloom.emulator.inflight import InFlight, Queue
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.memory import SharedBuffer, Storage
 from tileloom.emulator.report import Access, Reporter, quote_with_callers
@@ -53,36 +54,6 @@ class Wait:
         self.then = then
         self.poll = poll
         self.timed = timed
-
-
-class InFlight:
-    """An asynchronous operation that was issued and has not completed."""
-
-    __slots__ = ("guard", "kind", "loc", "partition", "queue", "run", "start")
-
-    def __init__(
-        self, kind: str, partition: Partition, run: Callable[[], None], loc: Loc,
-        queue: tuple[str, int] | None, guard: Callable[[], bool] | None, start: int,
-    ) -> None:  # fmt: skip
-        self.kind = kind
-        self.partition = partition
-        self.run = run
-        self.loc = loc
-        self.queue = queue
-        self.guard = guard
-        self.start = start
-
-
-class Queue:
-    """A partition's operations of one kind that complete in order."""
-
-    __slots__ = ("done", "issued", "key", "last")
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-        self.issued = 0
-        self.done = 0
-        self.last: Loc | None = None
 
 
 class Partition:
@@ -204,9 +175,10 @@ class Cta:
     def issue(
         self, kind: str, partition: Partition, run: Callable[[], None], loc: Loc, *,
         queue: tuple[str, int] | None = None, guard: Callable[[], bool] | None = None,
+        outlives: bool = False,
     ) -> None:  # fmt: skip
         """Put an asynchronous operation in flight; the eager schedule completes it at once."""
-        operation = InFlight(kind, partition, run, loc, queue, guard, self.launch.now)
+        operation = InFlight(kind, partition, run, loc, queue, guard, self.launch.now, outlives)
         self.inflight.append(operation)
         if self.launch.options.schedule == "eager" and self.candidates()[-1:] == [operation]:
             self.complete(operation)
@@ -244,6 +216,14 @@ class Cta:
             if pick is None:
                 return
             self.complete(pick)
+
+    def end(self) -> None:
+        """Complete what is in flight; what others may not see yet only where nobody looks."""
+        stays = self.launch.program.communicates
+        while flying := [o for o in self.candidates() if not (stays and o.outlives)]:
+            self.complete(flying[0])
+        if self.inflight:
+            self.launch.landing.append(self)
 
     @property
     def finished(self) -> bool:
@@ -301,6 +281,7 @@ class Launch:
         self.explore = self.options.schedule == "random"
         self.polls = 0
         self.active: list[Cta] = []
+        self.landing: list[Cta] = []  # ended, with writes in flight
         self.uses: dict[tuple[str, Loc], BarrierUse] = {}
         self.waits: set[int] = set()
 
@@ -344,9 +325,9 @@ class Launch:
             for cta in [c for c in self.active if c.finished]:
                 self.active.remove(cta)
                 endings.check_program(cta)
-                while flying := cta.candidates():
-                    cta.complete(flying[0])
-
+                cta.end()
+        while self.landing:
+            self.land()
         endings.check_launch(self)
 
     def play_host_event(self) -> None:
@@ -354,6 +335,13 @@ class Launch:
         event = self.host_events.pop(0)
         event.action(self)
         self.changed()
+
+    def land(self) -> None:
+        """Let a write of a program that has ended take effect, the newest program's first."""
+        cta = self.landing[-1]
+        cta.complete(cta.candidates()[0])
+        if not cta.inflight:
+            self.landing.pop()
 
     # ---- scheduling
     def round(self) -> None:
@@ -377,6 +365,8 @@ class Launch:
         rng = self.rng
         if self.host_events and rng.random() < 0.02:
             self.play_host_event()
+        if self.landing and rng.random() < 0.02:
+            self.land()
         cta = rng.choice(self.active)
         ready = [
             p for p in cta.partitions
@@ -430,13 +420,16 @@ class Launch:
                 done = True
         if done:
             return
-        if self.host_events:
-            self.play_host_event()
-            return
         pollers = [
             p for c in self.active for p in c.partitions
             if not p.finished and p.wait is not None and p.wait.poll is not None
         ]  # fmt: skip
+        if self.landing and (self.polls or not pollers):  # once they have looked at what is there
+            self.land()
+            return
+        if self.host_events and not self.landing:
+            self.play_host_event()
+            return
         timed = any(p.wait.timed for p in pollers if p.wait)
         if pollers and self.polls < (200 if timed else 4096):
             self.polls += 1
