@@ -105,11 +105,11 @@ IMAGES = {
 }  # fmt: skip
 
 
-def of_rank(rank, **changes):
+def of_rank(rank, size=40, **changes):
     """Images with so many dimensions."""
     spatial = rank - 2
     right = {
-        "shape": (2, *[40] * spatial, 64),
+        "shape": (2, *[size] * spatial, 64),
         "strides": (*[64] * (rank - 1), 1),
         "element_strides": (1,) * rank,
         "lower": (0,) * spatial,
@@ -141,6 +141,10 @@ EDGES = [
     *((Im2col, of_rank(rank, upper=high), of_rank(rank, upper=high + 1))
       for rank, high in ((3, 32767), (4, 127), (5, 15))),
     (Im2col, {"upper": (-20, -20)}, {"upper": (-20, -21)}),
+    (Im2col, of_rank(3, size=2**31 - 1, lower=0, upper=0),
+     of_rank(3, size=2**31 - 1, lower=0, upper=1)),
+    (Im2col, of_rank(3, size=2**31, lower=1, upper=0),
+     of_rank(3, size=2**31, lower=0, upper=0)),
     (Im2col, {"interleave": "16B", "upper": (-20, -64)},
      {"interleave": "16B", "upper": (-20, -65)}),
     (Im2col, {"interleave": "16B", "upper": (-20, -64)},
@@ -234,7 +238,7 @@ WRONG = [
      "upper is (-1,); a tensor of 4 dimensions takes 2 numbers of -128 to 127. Try: upper=(0, 0)."),
     (Im2col, {"upper": (-1, -30)}, OptionError,
      "the window from (-1, -1) to (-1, -30) has (20, -9) pixels in a tensor of shape (2, 20, 20, "
-     "64); each must be at least 1. Try: upper = padding - dilation * (kernel - 1)."),
+     "64); each must be 1 to 2^31 - 1. Try: upper = padding - dilation * (kernel - 1)."),
     (Im2col, {"pixels": 1025}, OptionError,
      "pixels is 1025; TMA takes 1 to 1024. Try: pixels=1024 and more loads."),
     (Im2col, {"pixels": 1024, "channels": 128}, OptionError,
