@@ -62,5 +62,5 @@ def rows_of(dump: torch.Tensor, cta: int) -> list[list[int]]:
 
 def expected(work: WorkTileInfo, params: TileSchedulerParams, *, is_last: bool) -> list[int]:
     """The line that a kernel writes for a tile."""
-    end = params.chunk_offsets[work.chunk + 1]
+    end = params.tile_edges[work.chunk][1]
     return [work.linear, work.m_idx, work.n_idx, work.l_idx, work.chunk, work.row, end, is_last]

@@ -59,9 +59,9 @@ def dump_async_kernel(
     step = 0
     seen = -1
     while work.is_valid_tile:
-        seen, is_there = scheduler.wait_signal(work, seen)
-        if is_there == 0:
-            gl.atomic_add(late + work.chunk, 1)
+        seen, missing = scheduler.wait_signal(work, seen)
+        if missing >= 0:
+            gl.atomic_add(late + missing, 1)
         _write(out, step, steps, work, scheduler.is_last_tile(work))
         work = scheduler.fetch_next_work(work)
         step += 1

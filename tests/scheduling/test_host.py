@@ -28,8 +28,7 @@ def test_every_element_of_c_is_covered_exactly_once():
         seen = set()
         for work in works_of(params, 1, 0):
             assert 0 < work.rows <= params.block_m
-            assert params.chunk_offsets[work.chunk] <= work.row
-            assert work.row + work.rows <= params.chunk_offsets[work.chunk + 1]
+            assert work.row % params.block_m == 0
             cells = {(row, work.n_idx, work.l_idx) for row in range(work.row, work.row + work.rows)}
             assert not cells & seen
             seen |= cells
@@ -66,8 +65,26 @@ def test_looking_ahead_changes_nothing_and_waits_for_nothing():
             following = scheduler.get_current_work()
             assert is_last is (not following.is_valid_tile)
             work = following
-        visited = [w.chunk for w in works_of(params, 3, 1)]
-        assert asked == [chunk for chunk, _ in itertools.groupby(visited)]
+        seen, wanted = -1, []
+        for w in works_of(params, 3, 1):
+            wanted += [chunk for chunk in params.chunks_of(w.row) if chunk != seen]
+            seen = w.chunk
+        assert asked == wanted
+
+
+def test_a_tile_waits_for_the_chunks_of_its_rows_and_comes_with_the_last_of_them():
+    for params in _random(1000):
+        works, place = works_of(params, 1, 0), {c: s for s, c in enumerate(params.order)}
+        if params.l > 1:
+            continue
+        for w in works:
+            rows = range(w.row, w.row + w.rows)
+            held = {c for c in range(params.chunks) for r in rows
+                    if params.chunk_offsets[c] <= r < params.chunk_offsets[c + 1]}  # fmt: skip
+            assert set(params.chunks_of(w.row)) == held
+            assert place[w.chunk] >= max(place[c] for c in held)
+        # No padding: as many tiles as if A came whole.
+        assert len(works) == -(-params.m // params.block_m) * params.tiles_n
 
 
 def test_an_invalid_tile_never_waits():

@@ -68,8 +68,8 @@ class WorkTileInfo:
 class TileOrder:
     """`TileSchedulerParams` in a kernel.
 
-    Equal chunks need no memory: `rows` is `rows_per_chunk`, `tiles` those of one chunk in one
-    batch. Unequal ones (UNIFORM false) are read from `table`, `TileSchedulerParams.to_device`.
+    Equal chunks of whole tiles need no memory: `rows` is `rows_per_chunk`. Others
+    (UNIFORM false) are read from `table`, `TileSchedulerParams.to_device`.
     """
 
     m: gl.tensor
@@ -126,6 +126,25 @@ class TileOrder:
         row = first + m_idx * self.BLOCK_M
         is_valid = linear < self.total
         return WorkTileInfo(linear, m_idx, n_idx, batch, chunk, row, rows_end, is_valid)
+
+    @gluon.jit
+    def chunks_of(self, work):
+        """The first and the last chunk that have rows in a tile; of unequal ones."""
+        offsets = self.table + (self.chunks + 1) * TABLE_INTS
+        end = gl.minimum(work.row + self.BLOCK_M, self.m)
+        first = work.chunk
+        while gl.load(offsets + first) > work.row:
+            first -= 1
+        last = work.chunk
+        while gl.load(offsets + last + 1) < end:
+            last += 1
+        return first, last
+
+    @gluon.jit
+    def is_empty(self, chunk):
+        """Whether an unequal chunk has no row."""
+        place = self.table + (self.chunks + 1) * TABLE_INTS + chunk
+        return gl.load(place) == gl.load(place + 1)
 
 
 @aggregate
@@ -193,17 +212,31 @@ class AsyncInputScheduler:
 
     @gluon.jit
     def wait_signal(self, work, last_seen):
-        """Wait for the chunk of `work` unless it is `last_seen`: (chunk, 1), or (chunk, 0) if late.
+        """Wait for the chunks of `work` but `last_seen`, the last tile's: (its chunk, late or -1).
 
-        What was written before the flag is then visible to TMA loads of this thread.
+        `late` is a chunk that has not come in time. What was written before a flag is then visible
+        to TMA loads of this thread.
         """
-        is_there = work.linear * 0 + 1
-        if work.chunk != last_seen:
-            if self.ANY:
-                is_there = wait_flag_set(self.flags + work.chunk, self.deadline)
-            else:
-                is_there = wait_flag(self.flags + work.chunk, self.epoch, self.deadline)
-        return work.chunk, is_there
+        late = work.linear * 0 - 1
+        if self.order.UNIFORM:
+            if work.chunk != last_seen:
+                late = self._late(work.chunk)
+        else:
+            first, last = self.order.chunks_of(work)
+            for chunk in range(first, last + 1):
+                if (chunk != last_seen) & (late < 0):
+                    if not self.order.is_empty(chunk):
+                        late = self._late(chunk)
+        return work.chunk, late
+
+    @gluon.jit
+    def _late(self, chunk):
+        """Wait for a chunk: -1, or the chunk if the time ran out."""
+        if self.ANY:
+            is_there = wait_flag_set(self.flags + chunk, self.deadline)
+        else:
+            is_there = wait_flag(self.flags + chunk, self.epoch, self.deadline)
+        return gl.where(is_there == 1, -1, chunk)
 
 
 @aggregate

@@ -20,9 +20,10 @@ class WorkTileInfo:
     """One tile of the output.
 
     Attributes:
-        linear: Its place in the order of work. m_idx: Row of tiles inside its chunk. n_idx: Column
-            of tiles. l_idx: Batch. chunk: The chunk that holds its rows. row: Its first row in A.
-            rows: Rows of it that exist, at most `block_m`. is_valid_tile: False past the end.
+        linear: Its place in the order of work. m_idx: Row of tiles among those of its chunk. n_idx:
+            Column of tiles. l_idx: Batch. chunk: The chunk that it is visited with, the last of
+            those that have rows in it. row: Its first row in A. rows: Rows of it that exist, at
+            most `block_m`. is_valid_tile: False past the end.
     """
 
     linear: int
@@ -115,8 +116,9 @@ class StaticPersistentScheduler:
             m_idx, n_idx = decode.tile_of(rest, tiles_m, p.tiles_n, p.swizzle_size)
         else:
             n_idx, m_idx = decode.tile_of(rest, p.tiles_n, tiles_m, p.swizzle_size)
-        row = p.chunk_offsets[chunk] + m_idx * p.block_m
-        rows = min(p.block_m, p.chunk_offsets[chunk + 1] - row)
+        first, end = p.tile_edges[chunk]
+        row = first + m_idx * p.block_m
+        rows = min(p.block_m, end - row)
         return WorkTileInfo(linear, m_idx, n_idx, batch, chunk, row, rows, is_valid_tile=True)
 
     def get_linear_idx_from_m_and_n(
@@ -156,8 +158,9 @@ class StaticPersistentScheduler:
 class AsyncInputScheduler(StaticPersistentScheduler):
     """The static order over chunks of A that may still be arriving.
 
-    All tiles of a chunk come before those of the next in the ring. Only `wait_signal` waits, and
-    only when the tile's chunk is not the last one that was seen ready.
+    All tiles of a chunk come before those of the next in the ring, and one with rows of several
+    comes with the last of them. Only `wait_signal` waits, for the chunks of a tile but that one of
+    which the tile before was.
 
     Args:
         params: The schedule, with its chunks. grid: Programs. cta: This program.
@@ -190,9 +193,12 @@ class AsyncInputScheduler(StaticPersistentScheduler):
 
     def wait_signal(self, work: WorkTileInfo) -> None:
         """Return when the rows of a valid tile are there."""
-        if work.is_valid_tile and work.chunk != self._last_seen:
-            self._wait(work.chunk)
-            self._last_seen = work.chunk
+        if not work.is_valid_tile:
+            return
+        for chunk in self.params.chunks_of(work.row):
+            if chunk != self._last_seen:
+                self._wait(chunk)
+        self._last_seen = work.chunk
 
 
 class DynamicPersistentScheduler(AsyncInputScheduler):

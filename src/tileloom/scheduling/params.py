@@ -25,8 +25,8 @@ class TileSchedulerParams:
         raster_order: `"along_n"`: inside a group the row of tiles changes fastest, and groups
             follow each other along M (CUTLASS's AlongN); `"along_m"` with both exchanged.
         swizzle_size: Tiles of a group in the fast direction; the last group may have fewer.
-        chunk_offsets: First row of each chunk of A, and M: `n + 1` integers that do not fall. A
-            tile never crosses a chunk's edge; an empty chunk has no tile.
+        chunk_offsets: First row of each chunk of A, and M: `n + 1` integers that do not fall. Tiles
+            lie as if A came whole: one may hold rows of several chunks.
         chunk_pivot: The chunk that is visited first; the others follow as a ring.
     """
 
@@ -114,10 +114,29 @@ class TileSchedulerParams:
         """The chunks in the order of their visits."""
         return tuple((self.chunk_pivot + s) % self.chunks for s in range(self.chunks))
 
+    @cached_property
+    def tile_edges(self) -> tuple[tuple[int, int], ...]:
+        """For each chunk the first row of its tiles and the row after the last of them.
+
+        A tile with rows of several chunks is one of the chunk that is visited last of them.
+        """
+        size, pivot = self.block_m, self.chunk_pivot
+        starts = [row if row == self.m else row // size * size for row in self.chunk_offsets]
+        # What lies across the pivot's first row belongs to the chunk before it, the ring's last.
+        first = min(self.m, -(-self.chunk_offsets[pivot] // size) * size)
+        starts[pivot:] = [max(start, first) for start in starts[pivot:]]
+        return tuple(itertools.pairwise(starts))
+
     def tiles_m_of(self, chunk: int) -> int:
         """Rows of tiles of one chunk."""
-        rows = self.chunk_offsets[chunk + 1] - self.chunk_offsets[chunk]
-        return -(-rows // self.block_m)
+        first, end = self.tile_edges[chunk]
+        return -(-(end - first) // self.block_m)
+
+    def chunks_of(self, row: int) -> tuple[int, ...]:
+        """The chunks that have rows in the tile that begins at `row`."""
+        end = min(row + self.block_m, self.m)
+        edges = enumerate(itertools.pairwise(self.chunk_offsets))
+        return tuple(chunk for chunk, (a, b) in edges if a < b and a < end and b > row)
 
     @cached_property
     def first_tiles(self) -> tuple[int, ...]:
@@ -127,9 +146,12 @@ class TileSchedulerParams:
 
     @cached_property
     def rows_per_chunk(self) -> int:
-        """Rows of every chunk if all have the same, else 0: then kernels read a table."""
+        """Rows of every chunk if all have the same whole tiles, else 0: kernels read a table."""
         rows = {last - first for first, last in itertools.pairwise(self.chunk_offsets)}
-        return rows.pop() if len(rows) == 1 else 0
+        is_simple = len(rows) == 1 and (
+            self.chunks == 1 or self.m // self.chunks % self.block_m == 0
+        )
+        return rows.pop() if is_simple else 0
 
     @property
     def blocks_per_problem(self) -> int:
@@ -143,13 +165,13 @@ class TileSchedulerParams:
     def to_device(self) -> tuple[int, ...]:
         """Return the chunk table of kernels, int32: `TABLE_INTS` for each position.
 
-        First tile, first row, the row after the last one, and the chunk's number; a closing entry
-        has the number of tiles first.
+        First tile, the tiles' first row, the row after their last one, and the chunk's number; a
+        closing entry has the number of tiles first. Behind them lie the chunks' offsets.
         """
         table: list[int] = []
         for first_tile, chunk in zip(self.first_tiles, self.order):
-            table += (first_tile, self.chunk_offsets[chunk], self.chunk_offsets[chunk + 1], chunk)
-        return (*table, self.first_tiles[-1], self.m, self.m, -1)
+            table += (first_tile, *self.tile_edges[chunk], chunk)
+        return (*table, self.first_tiles[-1], self.m, self.m, -1, *self.chunk_offsets)
 
 
 def _check_sizes(

@@ -1,7 +1,7 @@
 """A schedule against the clock: when each tile starts, waits and ends, and who waits for ever.
 
 A discrete-event simulation with one program an SM: a program takes a tile, waits until the tile's
-chunk is there, works for `tile_seconds`, and takes the next.
+chunks are there, works for `tile_seconds`, and takes the next.
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def simulate(
         has_begun[cta] = True
         if not work.is_valid_tile:
             continue
-        start = max(now, times[work.chunk])
+        last = max(params.chunks_of(work.row), key=times.__getitem__)
+        start = max(now, times[last])
         if math.isinf(start):
-            stuck.append((cta, work.chunk))
+            stuck.append((cta, last))
             continue
         end = start + (tile_seconds(work) if callable(tile_seconds) else tile_seconds)
         spans.append(Span(cta, work, now, start, end))

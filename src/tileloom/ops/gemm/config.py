@@ -134,6 +134,8 @@ class GluonSm90Config:
         """
         if self.swap_ab:
             return min(self.warpgroup_tile()[1], 64)
+        if self.tail:
+            return self.tail
         return (64 if self.warpgroup_tile()[0] == 128 else 128) // problem.out_dtype.itemsize
 
     def warpgroup_tile(self) -> tuple[int, int]:
@@ -143,6 +145,12 @@ class GluonSm90Config:
         return self.block_m // self.consumers, self.block_n
 
     @property
+    def tail(self) -> int:
+        """Columns of a warpgroup beyond a power of two: an accumulator of their own."""
+        columns = self.warpgroup_tile()[1]
+        return columns - (1 << columns.bit_length() - 1)
+
+    @property
     def consumers(self) -> int:
         """Warpgroups that share a tile."""
         return 3 if self.block_m == 192 else 2
@@ -150,7 +158,9 @@ class GluonSm90Config:
     def buffers(self, problem: MatmulProblem) -> int:
         """Slices in shared memory of each warpgroup: two, or all of them with a residual."""
         slices = max(1, self.warpgroup_tile()[1] // self.slice_columns(problem))
-        return slices if problem.residual is not None else min(2, slices)
+        if problem.residual is not None:
+            return slices
+        return 1 if self.tail and self.warpgroup_tile()[0] == 128 else min(2, slices)
 
     def smem_bytes(self, problem: MatmulProblem, stages: int) -> int:
         """Shared memory of a block with so many stages."""
@@ -241,7 +251,7 @@ class GluonSm90Config:
 MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 TILES = (
     (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
-    (64, 32),
+    (64, 32), (256, 160), (128, 160), (128, 192), (64, 80), (64, 48), (64, 96),
 )  # fmt: skip
 SWAP_TILES = (
     (128, 256), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64),
@@ -256,8 +266,12 @@ def _size_reasons(problem: MatmulProblem, block_m: int, block_n: int, splits: in
     limit = _MAX_INT32 - 512
     sizes = (("M", problem.m), ("N", problem.n), ("K", problem.k))
     why = [f"{name} is {size}, more than {limit}" for name, size in sizes if size > limit]
-    tiles_m = -(-problem.m // max(1, block_m)) + max(0, problem.chunks - 1)
-    tiles = tiles_m * -(-problem.n // max(1, block_n)) * problem.l * max(1, splits)
+    tiles = (
+        -(-problem.m // max(1, block_m))
+        * -(-problem.n // max(1, block_n))
+        * problem.l
+        * max(1, splits)
+    )
     if tiles > limit:
         why.append(f"there are {tiles} tiles of {block_m} x {block_n}, more than {limit}")
     if problem.chunks > limit // TABLE_INTS:
@@ -363,9 +377,8 @@ def _few_rows(problem: MatmulProblem) -> GluonSm90Config:
 
 
 def _waves(problem: MatmulProblem, sms: int, config: GluonSm90Config) -> int:
-    seen, chunks = config.seen(problem), max(1, problem.chunks)
-    rows = -(-seen.m // chunks)  # no tile crosses a chunk's edge
-    tiles = chunks * -(-rows // config.block_m) * -(-seen.n // config.block_n) * problem.l
+    seen = config.seen(problem)
+    tiles = -(-seen.m // config.block_m) * -(-seen.n // config.block_n) * problem.l
     return -(-tiles // sms)
 
 

@@ -10,7 +10,7 @@ for tiles of 64 rows, along N. One wgmma is kept in flight, and the slot before 
 
 The epilogue overlaps the next tile's loads: the producer never waits for a store. TMA fills what
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
-ends at its chunk's edge, and its last rows are stored by hand.
+waits for all chunks that have rows in it.
 
 With SWAP_AB the kernel is given the product B^T A^T of the same tensors and turns its tiles as it
 stores them: its rows are C's columns. Few rows of A then fill the few columns of a tile.
@@ -22,8 +22,7 @@ Launched with `launch_pdl`, a block begins while the kernel ahead still ends: ba
 and the first tile's place are ready when `gdc_wait` lets both sides at global memory.
 
 Bytes moved: C once; A once for each column of tiles and B once for each row, from L2 where the
-group of the raster lets them. The last box of a chunk reads on into the next chunk, whose rows
-may be arriving: what it reads there is never stored.
+group of the raster lets them.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
@@ -57,6 +56,7 @@ from tileloom.ops.gemm.pieces_gluon_sm90 import (
     load_bias,
     load_residual,
     matrix,
+    padded,
     stack,
     step_on,
     store_tile,
@@ -71,60 +71,66 @@ from tileloom.scheduling.device import (
 
 @gluon.jit
 def _load_tile(
-    a_desc, b_desc, a_smem, b_smem, full, empty, batch, row, col, first, k_steps, stage, phase,
-    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
-    CONSUMERS: gl.constexpr,
+    a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, batch, row, col, first,
+    k_steps, stage, phase, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
     B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
     WM: gl.constexpr = a_smem.type.shape[3 if A_TRANSPOSED else 2]
     BLOCK_K: gl.constexpr = a_smem.type.shape[2 if A_TRANSPOSED else 3]
-    WN: gl.constexpr = b_smem.type.shape[2 if B_TRANSPOSED else 3]
+    FRONT: gl.constexpr = b_smem.type.shape[2 if B_TRANSPOSED else 3]
+    WN: gl.constexpr = FRONT + TAIL
+    A_BYTES: gl.constexpr = A_PARTS * a_desc.block_type.nbytes
+    B_BYTES: gl.constexpr = B_PARTS * b_desc.block_type.nbytes * WN // FRONT
     for step in range(k_steps):
         mbarrier.wait(empty.index(stage), phase)
         bar = full.index(stage)
-        mbarrier.expect(
-            bar, A_PARTS * a_desc.block_type.nbytes + B_PARTS * b_desc.block_type.nbytes
-        )
+        mbarrier.expect(bar, A_BYTES + B_BYTES)
         for w in gl.static_range(A_PARTS):
             a = a_smem.index(stage * A_PARTS + w)
             load_a(a_desc, a, bar, batch, row + w * WM, (first + step) * BLOCK_K, A_TRANSPOSED)
         for w in gl.static_range(B_PARTS):
             b = b_smem.index(stage * B_PARTS + w)
             load_b(b_desc, b, bar, batch, col + w * WN, (first + step) * BLOCK_K, B_TRANSPOSED)
+            if TAIL > 0:
+                tail = tail_smem.index(stage * B_PARTS + w)
+                load_b(tail_desc, tail, bar, batch, col + w * WN + FRONT, (first + step) * BLOCK_K,
+                       B_TRANSPOSED)  # fmt: skip
         stage, phase = step_on(stage, phase, STAGES)
     return stage, phase
 
 
 @gluon.jit
 def _producer(
-    scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, claim, k_steps,
-    BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, status, claim,
+    k_steps, BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
-    SPLITS: gl.constexpr,
+    SPLITS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     gdc_wait()
     stage = 0
     phase = 1
     count = 0
     seen = -1
-    is_there = 1
+    late = -1
     work = scheduler.initial_work_tile_info()
     while work.is_valid_tile:
         if CHUNKED:
-            if is_there == 1:
-                seen, is_there = scheduler.wait_signal(work, seen)
-                if is_there == 0:  # one program says it to the host; none waits any more
+            if late < 0:
+                seen, late = scheduler.wait_signal(work, seen)
+                if late >= 0:  # one program says it to the host; none waits any more
                     if gl.atomic_cas(claim, 0, 1, sem="relaxed") == 0:
                         gl.store(status + 1, scheduler.epoch)
-                        flag = load_acquire(scheduler.flags + work.chunk, "sys")
+                        flag = load_acquire(scheduler.flags + late, "sys")
                         gl.store(status + 2, flag)
-                        store_release(status, work.chunk + 1, "sys")
+                        store_release(status, late + 1, "sys")
         batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
         stage, phase = _load_tile(
-            a_desc, b_desc, a_smem, b_smem, full, empty, batch, work.row, work.n_idx * BLOCK_N,
-            first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+            a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, batch, work.row,
+            work.n_idx * BLOCK_N, first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
+            CONSUMERS, TAIL,
         )  # fmt: skip
         if DYNAMIC:
             work = scheduler.fetch_next_work(count)
@@ -137,40 +143,59 @@ def _producer(
 
 @gluon.jit
 def _multiply(
-    a_smem, b_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr, WM: gl.constexpr,
-    WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
+    a_smem, b_smem, tail_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr,
+    WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
-    """A warpgroup's part of a tile; its slots are handed back one step late."""
+    """A warpgroup's part of a tile; its slots are handed back one step late.
+
+    Its last TAIL columns are an accumulator of their own; without any the first is given twice.
+    """
     A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
     B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
     STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WN, 16])
-    acc = gl.zeros([WM, WN], gl.float32, layout)
+    FRONT: gl.constexpr = WN - TAIL
+    acc = gl.zeros(
+        [WM, FRONT], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FRONT, 16])
+    )
+    if TAIL > 0:
+        tail = gl.zeros(
+            [WM, TAIL], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
+        )
     before = 0
     for step in range(k_steps):
         mbarrier.wait(full.index(stage), phase)
         a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
         b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
         acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
-        acc = warpgroup_mma_wait(1, deps=(acc,))
+        if TAIL > 0:
+            b = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
+            tail = warpgroup_mma(a, b, tail, use_acc=step != 0, is_async=True)
+            acc, tail = warpgroup_mma_wait(2, deps=(acc, tail))
+        else:
+            acc = warpgroup_mma_wait(1, deps=(acc,))
         if step != 0:
             arrive_each_thread(empty.index(before))
         before = stage
         stage, phase = step_on(stage, phase, STAGES)
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    arrive_each_thread(empty.index(before))
-    return acc, stage, phase
+    if TAIL > 0:
+        acc, tail = warpgroup_mma_wait(0, deps=(acc, tail))
+        arrive_each_thread(empty.index(before))
+        return acc, tail, stage, phase
+    else:
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        arrive_each_thread(empty.index(before))
+        return acc, acc, stage, phase
 
 
 @gluon.jit
 def _consumer(
-    WG: gl.constexpr, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem, partials,
-    counters, a_smem, b_smem, c_smem, full, empty, residual_full, n, k_steps, out_row_stride,
-    WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    WG: gl.constexpr, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials, counters,
+    a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n, k_steps, WM: gl.constexpr,
+    WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
     SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
-    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, EDGES: gl.constexpr,
-    DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, SWAP_AB: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLITS: gl.constexpr, SWAP_AB: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = CONSUMERS * WN if SPLIT_N else WN
     if HAS_BIAS:
@@ -190,15 +215,20 @@ def _consumer(
             bias = load_bias(bias_ptr, row, rows, col, n, bias_smem, SWAP_AB)
         if HAS_RESIDUAL and SPLITS == 1:
             load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
-                          EDGES, SWAP_AB)  # fmt: skip
-        acc, stage, phase = _multiply(a_smem, b_smem, full, empty, steps, stage, phase, WG, WM, WN,
-                                      A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS)  # fmt: skip
+                          SWAP_AB)  # fmt: skip
+        acc, tail, stage, phase = _multiply(
+            a_smem, b_smem, tail_smem, full, empty, steps, stage, phase, WG, WM, WN, A_TRANSPOSED,
+            B_TRANSPOSED, SPLIT_N, CONSUMERS, TAIL,
+        )  # fmt: skip
         if HAS_BIAS:
             bias_smem.store(bias)
         if SPLITS == 1:
-            store_tile(acc, 0, out_desc, out_ptr, bias_smem, c_smem, residual_full,
-                       stored & 1, batch, row, rows, col, n, out_row_stride, WG, BUFFERS,
-                       ACTIVATION, HAS_BIAS, HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
+            store_tile(acc, 0, out_desc, bias_smem, c_smem, residual_full, stored & 1, batch, row,
+                       col, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, SWAP_AB)  # fmt: skip
+            if TAIL > 0:
+                store_tile(tail, (WN - TAIL) // c_smem.type.shape[3], out_desc, bias_smem, c_smem,
+                           residual_full, stored & 1, batch, row, col, WG, BUFFERS, ACTIVATION,
+                           HAS_BIAS, HAS_RESIDUAL, SWAP_AB)  # fmt: skip
             stored += 1
         else:
             tile = work.linear - work.l_idx * (scheduler.order.total // SPLITS)
@@ -207,11 +237,11 @@ def _consumer(
             if is_last:
                 if HAS_RESIDUAL:
                     load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG,
-                                  BUFFERS, EDGES, SWAP_AB)  # fmt: skip
+                                  BUFFERS, SWAP_AB)  # fmt: skip
                 whole = gather_parts(partials, part, acc, SPLITS)
-                store_tile(whole, 0, out_desc, out_ptr, bias_smem, c_smem, residual_full,
-                           stored & 1, batch, row, rows, col, n, out_row_stride, WG, BUFFERS,
-                           ACTIVATION, HAS_BIAS, HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
+                store_tile(whole, 0, out_desc, bias_smem, c_smem, residual_full, stored & 1, batch,
+                           row, col, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
+                           SWAP_AB)  # fmt: skip
                 stored += 1
         if DYNAMIC:
             work = scheduler.receive_next_work(count)
@@ -222,20 +252,21 @@ def _consumer(
 
 
 # Sizes stay run-time data, 1 and multiples of 16 as well: another shape compiles nothing.
-SIZES = ("epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
-         "out_row_stride")  # fmt: skip
+SIZES = (
+    "epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
+)  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def matmul_kernel(
-    a_desc, b_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status, counter,
-    partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows, chunks,
-    pivot, out_row_stride, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    a_desc, b_desc, tail_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status,
+    counter, partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows,
+    chunks, pivot, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
-    EDGES: gl.constexpr, DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
-    SWAP_AB: gl.constexpr,
+    DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
+    SWAP_AB: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     SPLIT_N: gl.constexpr = BLOCK_M == 64
     CONSUMERS: gl.constexpr = 3 if BLOCK_M == 192 else 2
@@ -246,6 +277,13 @@ def matmul_kernel(
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     a_smem = gl.allocate_shared_memory(a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout)
+    if TAIL > 0:
+        tail_smem = gl.allocate_shared_memory(
+            tail_desc.dtype, stack(STAGES * B_PARTS, tail_desc), tail_desc.layout
+        )
+    else:  # never used
+        tail_desc = b_desc
+        tail_smem = b_smem
     c_smem = gl.allocate_shared_memory(
         out_desc.dtype, stack(CONSUMERS * BUFFERS, out_desc), out_desc.layout
     )
@@ -265,7 +303,7 @@ def matmul_kernel(
     bias_smem = full
     if HAS_BIAS:
         bias_smem = gl.allocate_shared_memory(
-            bias_ptr.dtype.element_ty, [CONSUMERS, WM if SWAP_AB else WN],
+            bias_ptr.dtype.element_ty, [CONSUMERS, WM if SWAP_AB else padded(WN)],
             gl.SwizzledSharedLayout(1, 1, 1, [0]),
         )  # fmt: skip
     else:
@@ -298,38 +336,33 @@ def matmul_kernel(
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty,
-                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
-            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty,
-                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
-            (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
-                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
-                         DYNAMIC, SPLITS)),
+            (_consumer, (0, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
+                         counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
+                         k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+            (_consumer, (1, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
+                         counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
+                         k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+            (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
+                         empty, status, counter, k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED,
+                         SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
         ], [4, 1], [240, 32])  # fmt: skip
     else:
         gl.warp_specialize([
-            (_consumer, (0, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty,
-                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
-            (_consumer, (1, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty,
-                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
-            (_consumer, (2, scheduler, out_desc, residual_desc, out_ptr, bias_ptr, bias_smem,
-                         partials, counter, a_smem, b_smem, c_smem, full, empty,
-                         residual_full, n, k_steps, out_row_stride, WM, WN, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS,
-                         HAS_RESIDUAL, EDGES, DYNAMIC, SPLITS, SWAP_AB)),
-            (_producer, (scheduler, a_desc, b_desc, a_smem, b_smem, full, empty, status, counter,
-                         k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
-                         DYNAMIC, SPLITS)),
+            (_consumer, (0, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
+                         counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
+                         k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+            (_consumer, (1, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
+                         counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
+                         k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+            (_consumer, (2, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
+                         counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
+                         k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+            (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
+                         empty, status, counter, k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED,
+                         SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
         ], [4, 4, 1], [160, 160, 32])  # fmt: skip

@@ -83,7 +83,7 @@ def matmul_portable_kernel(
     if HAS_BIAS:
         bias = tl.load(bias_ptr + columns64, mask=columns < n, other=0)
         acc += bias.to(tl.float32)[None, :]
-    acc = activate_triton(acc, ACTIVATION)
+    acc = activate_triton(acc, ACTIVATION, out_ptr.dtype.element_ty.fp_mantissa_width)
     is_there = has_row & has_column
     if HAS_RESIDUAL:
         r_at = residual_ptr + batch * r_l + (rows64[:, None] * r_m + columns64[None, :] * r_n)

@@ -132,7 +132,6 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
         specs.append(_gluon_spec(name, _problem(a_flips=a_flips, b_flips=b_flips), wide))
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
-    specs.append(_gluon_spec("edges", replace(linear, chunks=8), wide))
     dealt = replace(wide, scheduler="dynamic")
     specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=16)))
     specs.append(_gluon_spec("swap-dynamic", linear, replace(dealt, swap_ab=True)))
@@ -154,23 +153,22 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     is_chunked = problem.chunks > 0
     params = launch.params_of(problem, config)
     constexprs = launch.constants(problem, config, params, chunked=is_chunked)
-    constexprs["EDGES"] = form == "edges"
     box = launch.boxes(problem, config)
     box["residual_desc"] = box["out_desc"]
     signature = {"out_ptr": f"*{out}", "bias_ptr": f"*{dtype}", "table": "*i32", "flags": "*u32",
                  "status": "*i32", "counter": "*i32", "partials": "*fp32"}  # fmt: skip
     layouts: dict[str, dict[str, int]] = {}
     for name, (rows, columns) in box.items():
-        kind = dtype if name in ("a_desc", "b_desc") else out
+        kind = dtype if name in ("a_desc", "b_desc", "tail_desc") else out
         signature[name] = f"tensordesc<{kind}[1, {rows}, {columns}],{{layout}}>"
         itemsize = 2 if kind != "fp32" else 4
         layouts[name] = launch.layout_arguments(columns, itemsize)
     signature |= dict.fromkeys(("epoch", "timeout_us"), "i64")
     signature |= dict.fromkeys(
-        ("m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
-         "out_row_stride"), "i32",
+        ("m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot"), "i32",
     )  # fmt: skip
     absent = {
+        "tail_desc": config.tail == 0,
         "residual_desc": problem.residual is None,
         "bias_ptr": problem.bias_dtype is None,
         "table": True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +25,7 @@ from tileloom.target import target_of
 def layout_arguments(columns: int, itemsize: int) -> dict[str, Any]:
     """Shared-memory layout of a box `[1, rows, columns]`: the widest swizzle that fits."""
     swizzle = min(128, columns * itemsize)
+    swizzle = 0 if swizzle < 32 else swizzle
     return {"swizzle_byte_width": swizzle, "element_bitwidth": 8 * itemsize, "rank": 3}
 
 
@@ -46,11 +47,13 @@ def descriptor(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
 def boxes(problem: MatmulProblem, config: GluonSm90Config) -> dict[str, tuple[int, int]]:
     """Rows and columns of each descriptor's box; that of the output lies as C does."""
     (rows, columns), depth = config.warpgroup_tile(), config.block_k
-    seen = config.seen(problem)
+    seen, tail = config.seen(problem), config.tail
+    front = columns - tail
     width = min(columns, config.slice_columns(problem))
     return {
         "a_desc": (depth, rows) if seen.a_is_transposed else (rows, depth),
-        "b_desc": (columns, depth) if seen.b_is_transposed else (depth, columns),
+        "b_desc": (front, depth) if seen.b_is_transposed else (depth, front),
+        "tail_desc": (tail, depth) if seen.b_is_transposed else (depth, tail),
         "out_desc": (width, rows) if config.swap_ab else (rows, width),
     }
 
@@ -87,18 +90,12 @@ def constants(
         "HAS_BIAS": problem.bias_dtype is not None,
         "HAS_RESIDUAL": problem.residual is not None,
         "CHUNKED": chunked,
-        "EDGES": has_edges(params, config.block_m),
         "DYNAMIC": config.scheduler == "dynamic",
         "ANY": any_value,
         "SPLITS": config.splits,
         "SWAP_AB": config.swap_ab,
+        "TAIL": config.tail,
     }
-
-
-def has_edges(params: TileSchedulerParams, block_m: int) -> bool:
-    """Whether a chunk of rows, other than the last, ends inside a tile."""
-    offsets = params.chunk_offsets[:-1]
-    return any((end - start) % block_m for start, end in itertools.pairwise(offsets))
 
 
 def params_of(
@@ -139,22 +136,13 @@ def bind_matmul(
         have the same types and alignments; a dimension of size 1 may be missing.
     """
     params = params_of(problem, config)
-    counts = config.consumers * params.blocks_per_problem // config.splits
-    elements = params.blocks_per_problem * config.block_m * config.block_n
-
-    def counter(like: torch.Tensor) -> Any:
-        if config.splits > 1:
-            return split_counters(like, counts)
-        return zero_counter(like) if config.scheduler == "dynamic" else None
-
-    def partials(like: torch.Tensor) -> torch.Tensor | None:
-        return workspace(like, elements) if config.splits > 1 else None
-
+    shared = _shared(config, params)
+    given = operator.itemgetter(*_places(config, bias, residual))
     bound = prepared(matmul_kernel, num_warps=4, launch_pdl=True).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
-        *(None, None, None, counter(a), partials(a), 0, 0),
-        *_sizes(config.seen(problem), params, out),
+        *(None, None, None, *(*shared(a), None, None)[:2], 0, 0),
+        *_sizes(config.seen(problem), params),
         **constants(problem, config, params, chunked=False),
     )
 
@@ -165,11 +153,29 @@ def bind_matmul(
         residual: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        first, second = (b, a) if config.swap_ab else (a, b)
-        rest = (residual, out, bias, counter(a), partials(a))
-        bound.launch(*_present(first, second, out, *rest))
+        bound.launch(*given((a, b, out, residual, bias)), *shared(a))
 
     return launch
+
+
+def _places(config: GluonSm90Config, bias: object, residual: object) -> list[int]:
+    """What of (a, b, out, residual, bias) the kernel takes, in its order."""
+    first, second = (1, 0) if config.swap_ab else (0, 1)
+    places = [first, second, second] if config.tail else [first, second]
+    return [*places, 2, *([] if residual is None else [3]), 2, *([] if bias is None else [4])]
+
+
+def _shared(
+    config: GluonSm90Config, params: TileSchedulerParams
+) -> Callable[[torch.Tensor], tuple[Any, ...]]:
+    """What blocks share, on the device of a tensor: a counter, counters and sums, or nothing."""
+    if config.splits > 1:
+        counts = config.consumers * params.blocks_per_problem // config.splits
+        elements = params.blocks_per_problem * config.block_m * config.block_n
+        return lambda like: (split_counters(like, counts), workspace(like, elements))
+    if config.scheduler == "dynamic":
+        return lambda like: (zero_counter(like),)
+    return lambda like: ()
 
 
 def bind_async_matmul(
@@ -210,7 +216,7 @@ def bind_async_matmul(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
         *(table, flags, status_of(a).seen, status_of(a).claim, None, Number(0), Number(0)),
-        *_sizes(problem, params, out),
+        *_sizes(problem, params),
         **constants(problem, config, params, chunked=True, any_value=any_value),
     )
 
@@ -225,7 +231,7 @@ def bind_async_matmul(
         timeout_us: int,
     ) -> None:
         status = status_of(a)
-        given = _present(a, b, out, residual, out, bias, table, flags)
+        given = _present(a, b, b if config.tail else None, out, residual, out, bias, table, flags)
         bound.launch(*given, status.seen, status.claim, epoch, timeout_us)
 
     return launch
@@ -244,9 +250,11 @@ def _tensors(
     box, seen = boxes(problem, config), config.seen(problem)
     if config.swap_ab:
         a, b = b.mT, a.mT
+    b = b.mT if seen.b_is_transposed else b
     return (
         descriptor(a.mT if seen.a_is_transposed else a, *box["a_desc"]),
-        descriptor(b.mT if seen.b_is_transposed else b, *box["b_desc"]),
+        descriptor(b, *box["b_desc"]),
+        descriptor(b, *box["tail_desc"]) if config.tail else None,
         descriptor(out, *box["out_desc"]),
         None if residual is None else descriptor(residual, *box["out_desc"]),
         out,
@@ -254,13 +262,11 @@ def _tensors(
     )
 
 
-def _sizes(
-    problem: MatmulProblem, params: TileSchedulerParams, out: torch.Tensor
-) -> tuple[int, ...]:
+def _sizes(problem: MatmulProblem, params: TileSchedulerParams) -> tuple[int, ...]:
     """The kernel's numbers, from `m` on."""
     return (
         problem.m, problem.n, params.k_tiles, params.tiles_n, params.blocks_per_problem,
-        params.rows_per_chunk, params.chunks, params.chunk_pivot, out.stride(1),
+        params.rows_per_chunk, params.chunks, params.chunk_pivot,
     )  # fmt: skip
 
 

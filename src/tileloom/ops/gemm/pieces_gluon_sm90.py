@@ -16,6 +16,12 @@ def stack(count, desc):
     return [count, *desc.block_type.shape]
 
 
+@gluon.constexpr_function
+def padded(count):
+    """The power of two at or above `count`."""
+    return 1 << (count - 1).bit_length()
+
+
 @gluon.jit
 def step_on(stage, phase, STAGES: gl.constexpr):
     """The ring's next slot; the phase flips where the ring begins anew."""
@@ -88,18 +94,17 @@ def _bias(smem, FIRST: gl.constexpr, like, SWAP_AB: gl.constexpr):
 
 
 @gluon.jit
-def store_slice(x, FIRST: gl.constexpr, slot, out_desc, out_ptr, bias_smem, smem, residual_full,
-                phase, batch, row, rows, col, n, out_row_stride, ACTIVATION: gl.constexpr,
-                HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, EDGES: gl.constexpr,
-                SWAP_AB: gl.constexpr, PENDING: gl.constexpr):  # fmt: skip
+def store_slice(x, FIRST: gl.constexpr, slot, out_desc, bias_smem, smem, residual_full, phase,
+                batch, row, col, ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr,
+                HAS_RESIDUAL: gl.constexpr, SWAP_AB: gl.constexpr,
+                PENDING: gl.constexpr):  # fmt: skip
     """The epilogue of one slice of columns: registers, shared memory, global memory.
 
-    With SWAP_AB the slice is of C transposed, and turns as it goes to shared memory. With EDGES it
-    may end inside the box, at the edge of a chunk of rows, and is then stored by hand.
+    With SWAP_AB the slice is of C transposed, and turns as it goes to shared memory.
 
-    A slice at a time, an activation needs few registers beside the accumulator. Both ways out
-    begin in shared memory: a second branch that reads the accumulator would make ptxas serialise
-    every wgmma of the kernel (C7514, 12-23 % slower).
+    A slice at a time, an activation needs few registers beside the accumulator. All of it goes one
+    way, through shared memory: a second branch that reads the accumulator would make ptxas
+    serialise every wgmma of the kernel (C7514, 12-23 % slower).
     """
     M: gl.constexpr = x.shape[0]
     N: gl.constexpr = x.shape[1]
@@ -111,62 +116,50 @@ def store_slice(x, FIRST: gl.constexpr, slot, out_desc, out_ptr, bias_smem, smem
         flat = buffer.reshape([M, N])
     if HAS_BIAS:
         x += _bias(bias_smem, FIRST, x, SWAP_AB)
-    x = activate_gluon(x, ACTIVATION)
+    x = activate_gluon(x, ACTIVATION, dtype.fp_mantissa_width)
     if HAS_RESIDUAL:
         mbarrier.wait(residual_full.index(slot), phase)
         x += flat.load(x.type.layout).to(gl.float32)
-    elif EDGES:
-        tma.store_wait(0)  # a slice that was stored by hand is no group to count
     else:
         tma.store_wait(PENDING)
     flat.store(x.to(dtype))
     fence_async_shared()
-    if EDGES and rows < M:
-        WIDTH: gl.constexpr = 128 // dtype.primitive_bitwidth
-        L: gl.constexpr = gl.BlockedLayout(
-            [1, WIDTH], [32 // (N // WIDTH), N // WIDTH], [gl.num_warps(), 1], [1, 0]
-        )
-        r = gl.expand_dims(gl.arange(0, M, gl.SliceLayout(1, L)), 1)
-        c = gl.expand_dims(col + gl.arange(0, N, gl.SliceLayout(0, L)), 0)
-        place = out_ptr + (row + r).to(gl.int64) * out_row_stride + c
-        gl.store(place, flat.load(L), mask=(r < rows) & (c < n))
-    elif SWAP_AB:
+    if SWAP_AB:
         tma_store(out_desc, [batch, col, row], buffer)
     else:
         tma_store(out_desc, [batch, row, col], buffer)
 
 
 @gluon.jit
-def store_tile(x, FIRST: gl.constexpr, out_desc, out_ptr, bias_smem, smem, residual_full, phase,
-               batch, row, rows, col, n, out_row_stride, WG: gl.constexpr, BUFFERS: gl.constexpr,
-               ACTIVATION: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
-               EDGES: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
+def store_tile(x, FIRST: gl.constexpr, out_desc, bias_smem, smem, residual_full, phase, batch, row,
+               col, WG: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
+               HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+               SWAP_AB: gl.constexpr):  # fmt: skip
     """Finish the columns of a tile in slices of the width of `smem`, from slice FIRST on."""
     N: gl.constexpr = x.shape[1]
     SUB: gl.constexpr = smem.type.shape[2 if SWAP_AB else 3]
     if N == SUB:
         slot: gl.constexpr = WG * BUFFERS + FIRST % BUFFERS
-        store_slice(x, FIRST, slot, out_desc, out_ptr, bias_smem, smem, residual_full, phase, batch,
-                    row, rows, col + FIRST * SUB, n, out_row_stride, ACTIVATION, HAS_BIAS,
-                    HAS_RESIDUAL, EDGES, SWAP_AB, BUFFERS - 1)  # fmt: skip
+        # The tile before has left long ago; its slices may be an odd number.
+        pending: gl.constexpr = BUFFERS - 1 if FIRST > 0 else 0
+        store_slice(x, FIRST, slot, out_desc, bias_smem, smem, residual_full, phase, batch, row,
+                    col + FIRST * SUB, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, SWAP_AB,
+                    pending)  # fmt: skip
     else:
         left, right = halves(x)
-        store_tile(left, FIRST, out_desc, out_ptr, bias_smem, smem, residual_full, phase, batch,
-                   row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION, HAS_BIAS,
-                   HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
-        store_tile(right, FIRST + N // SUB // 2, out_desc, out_ptr, bias_smem, smem, residual_full,
-                   phase, batch, row, rows, col, n, out_row_stride, WG, BUFFERS, ACTIVATION,
-                   HAS_BIAS, HAS_RESIDUAL, EDGES, SWAP_AB)  # fmt: skip
+        store_tile(left, FIRST, out_desc, bias_smem, smem, residual_full, phase, batch, row, col,
+                   WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, SWAP_AB)  # fmt: skip
+        store_tile(right, FIRST + N // SUB // 2, out_desc, bias_smem, smem, residual_full, phase,
+                   batch, row, col, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
+                   SWAP_AB)  # fmt: skip
 
 
 @gluon.jit
 def load_residual(residual_desc, smem, residual_full, batch, row, col, WG: gl.constexpr,
-                  BUFFERS: gl.constexpr, EDGES: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
+                  BUFFERS: gl.constexpr, SWAP_AB: gl.constexpr):  # fmt: skip
     """Start to load a tile's residual into the slices that its output will leave by."""
     SUB: gl.constexpr = smem.type.shape[2 if SWAP_AB else 3]
     tma.store_wait(0)
-    if EDGES:
-        fence_async_shared()  # behind the reads of a slice that was stored by hand
     for s in gl.static_range(BUFFERS):
         slot = WG * BUFFERS + s
         bar = residual_full.index(slot)
