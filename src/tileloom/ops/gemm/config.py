@@ -169,9 +169,8 @@ class GluonSm90Config:
         slices = self.consumers * self.buffers(problem) * rows * line
         bias = 0
         if problem.bias_dtype is not None:
-            bias = (
-                self.consumers * (rows if self.swap_ab else columns) * problem.bias_dtype.itemsize
-            )
+            length = rows if self.swap_ab else 1 << (columns - 1).bit_length()
+            bias = self.consumers * length * problem.bias_dtype.itemsize
         return stages * self._stage_bytes() + slices + bias + _BARRIER_BYTES
 
     def _stage_bytes(self) -> int:
