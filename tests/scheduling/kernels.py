@@ -54,12 +54,12 @@ def dump_async_kernel(
     order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
                       UNIFORM)  # fmt: skip
     deadline = globaltimer() + timeout_us.to(gl.int64) * 1000
-    scheduler = AsyncInputScheduler(order, flags, epoch, deadline)
+    scheduler = AsyncInputScheduler(order, flags, epoch)
     work = scheduler.initial_work_tile_info()
     step = 0
     seen = -1
     while work.is_valid_tile:
-        seen, missing = scheduler.wait_signal(work, seen)
+        seen, missing = scheduler.wait_signal(work, seen, deadline)
         if missing >= 0:
             gl.atomic_add(late + missing, 1)
         _write(out, step, steps, work, scheduler.is_last_tile(work))

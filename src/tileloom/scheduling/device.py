@@ -184,15 +184,13 @@ class AsyncInputScheduler:
     order: TileOrder
     flags: gl.tensor
     epoch: gl.tensor
-    deadline: gl.tensor
     ANY: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, order, flags, epoch, deadline, ANY=False):
+    def __init__(self, order, flags, epoch, ANY=False):
         self.order = order
         self.flags = flags
         self.epoch = epoch
-        self.deadline = deadline
         self.ANY = gl.constexpr(ANY)
 
     @gluon.jit
@@ -211,31 +209,31 @@ class AsyncInputScheduler:
         return work.linear + gl.num_programs(0) >= self.order.total
 
     @gluon.jit
-    def wait_signal(self, work, last_seen):
+    def wait_signal(self, work, last_seen, deadline):
         """Wait for the chunks of `work` but `last_seen`, the last tile's: (its chunk, late or -1).
 
-        `late` is a chunk that has not come in time. What was written before a flag is then visible
-        to TMA loads of this thread.
+        `late` is a chunk that has not come by `deadline` (nanoseconds of `globaltimer`). What was
+        written before a flag is then visible to TMA loads of this thread.
         """
         late = work.linear * 0 - 1
         if self.order.UNIFORM:
             if work.chunk != last_seen:
-                late = self._late(work.chunk)
+                late = self._late(work.chunk, deadline)
         else:
             first, last = self.order.chunks_of(work)
             for chunk in range(first, last + 1):
                 if (chunk != last_seen) & (late < 0):
                     if not self.order.is_empty(chunk):
-                        late = self._late(chunk)
+                        late = self._late(chunk, deadline)
         return work.chunk, late
 
     @gluon.jit
-    def _late(self, chunk):
+    def _late(self, chunk, deadline):
         """Wait for a chunk: -1, or the chunk if the time ran out."""
         if self.ANY:
-            is_there = wait_flag_set(self.flags + chunk, self.deadline)
+            is_there = wait_flag_set(self.flags + chunk, deadline)
         else:
-            is_there = wait_flag(self.flags + chunk, self.epoch, self.deadline)
+            is_there = wait_flag(self.flags + chunk, self.epoch, deadline)
         return gl.where(is_there == 1, -1, chunk)
 
 

@@ -105,21 +105,23 @@ def _load_tile(
 @gluon.jit
 def _producer(
     scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, status, claim,
-    k_steps, BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
-    SPLITS: gl.constexpr, TAIL: gl.constexpr,
+    timeout_us, k_steps, BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
+    CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
-    gdc_wait()
     stage = 0
     phase = 1
     count = 0
     seen = -1
     late = -1
     work = scheduler.initial_work_tile_info()
+    gdc_wait()
+    if CHUNKED:
+        deadline = gl.where(timeout_us < 0, 2**63 - 1, globaltimer() + timeout_us * 1000)
     while work.is_valid_tile:
         if CHUNKED:
             if late < 0:
-                seen, late = scheduler.wait_signal(work, seen)
+                seen, late = scheduler.wait_signal(work, seen, deadline)
                 if late >= 0:  # one program says it to the host; none waits any more
                     if gl.atomic_cas(claim, 0, 1, sem="relaxed") == 0:
                         gl.store(status + 1, scheduler.epoch)
@@ -169,10 +171,17 @@ def _multiply(
         mbarrier.wait(full.index(stage), phase)
         a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
         b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
-        acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
         if TAIL > 0:
-            b = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
-            tail = warpgroup_mma(a, b, tail, use_acc=step != 0, is_async=True)
+            # A narrow wgmma waits for shared memory, a wide one for the tensor core: the
+            # warpgroups begin with different ones.
+            bt = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
+            if WG == 1:
+                tail = warpgroup_mma(a, bt, tail, use_acc=step != 0, is_async=True)
+            acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
+            if WG != 1:
+                tail = warpgroup_mma(a, bt, tail, use_acc=step != 0, is_async=True)
+        else:
+            acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
         if HAS_RESIDUAL:
             if step == 0:  # not before: it waits until the tile before has left shared memory
                 load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
@@ -207,12 +216,12 @@ def _consumer(
     BLOCK_N: gl.constexpr = CONSUMERS * WN if SPLIT_N else WN
     if HAS_BIAS:
         bias_smem = bias_smem.index(WG)
-    gdc_wait()
     stage = 0
     phase = 0
     count = 0  # tiles done
     stored = 0  # of these, tiles stored: with SPLITS not every one
     work = scheduler.initial_work_tile_info()
+    gdc_wait()
     while work.is_valid_tile:
         row = work.row + (0 if SPLIT_N else WG * WM)
         col = work.n_idx * BLOCK_N + (WG * WN if SPLIT_N else 0)
@@ -324,9 +333,7 @@ def matmul_kernel(
     order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
                       UNIFORM)  # fmt: skip
     if CHUNKED:
-        gdc_wait()  # the time runs from here
-        deadline = gl.where(timeout_us < 0, 2**63 - 1, globaltimer() + timeout_us * 1000)
-        scheduler = AsyncInputScheduler(order, flags, epoch.to(gl.int32), deadline, ANY)
+        scheduler = AsyncInputScheduler(order, flags, epoch.to(gl.int32), ANY)
     elif DYNAMIC:
         mail = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         mail_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
@@ -350,8 +357,8 @@ def matmul_kernel(
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
             (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
-                         empty, status, counter, k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED,
-                         SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
+                         empty, status, counter, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
         ], [4, 1], [240, 32])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -368,6 +375,6 @@ def matmul_kernel(
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
             (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
-                         empty, status, counter, k_steps, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED,
-                         SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
+                         empty, status, counter, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
+                         B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
         ], [4, 4, 1], [160, 160, 32])  # fmt: skip

@@ -13,19 +13,9 @@ from triton.experimental import gluon
 _EXP2 = tl.constexpr("ex2.approx.ftz.f32 $0, $1;")
 _RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_SQRT_2_PI = tl.constexpr(0.7978845608028654)
+_TANH_1 = tl.constexpr(-2 * 0.7978845608028654 * 1.4426950408889634)
+_TANH_3 = tl.constexpr(0.044715 * -2 * 0.7978845608028654 * 1.4426950408889634)
 _P = tl.constexpr(0.4 * 0.7071067811865476)
-
-
-_SIGMOIDS = tl.constexpr("""
-{
-.reg .f32 p, r;
-mul.f32 p, $2, $3;
-rcp.approx.ftz.f32 r, p;
-mul.f32 $0, r, $3;
-mul.f32 $1, r, $2;
-}
-""")
 
 
 def _activate(x, ACTIVATION: tl.constexpr, MANTISSA: tl.constexpr):
@@ -74,13 +64,12 @@ def _activate(x, ACTIVATION: tl.constexpr, MANTISSA: tl.constexpr):
             p = tl.inline_asm_elementwise(_EXP2, "=f,f", [p], tl.float32, True, 1)
             x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - z * p
     elif ACTIVATION == "gelu_tanh" or ACTIVATION == "silu":
-        p = tl.abs(x) * -_LOG2_E
         if ACTIVATION == "gelu_tanh":
-            p *= (x * x * 0.044715 + 1) * (2 * _SQRT_2_PI)
-        p = tl.inline_asm_elementwise(_EXP2, "=f,f", [p], tl.float32, True, 1)
-        x *= tl.where(x > 0, 1.0, p)
-        # Two elements share a reciprocal: of their product, which is at most 4.
-        x *= tl.inline_asm_elementwise(_SIGMOIDS, "=f,=f,f,f", [1 + p], tl.float32, True, 2)
+            p = (x * x * _TANH_3 + _TANH_1) * x
+        else:
+            p = x * -_LOG2_E
+        p = 1 + tl.inline_asm_elementwise(_EXP2, "=f,f", [p], tl.float32, True, 1)
+        x *= tl.inline_asm_elementwise(_RECIPROCAL, "=f,f", [p], tl.float32, True, 1)
     return x
 
 
