@@ -58,6 +58,7 @@ def is_short(tensors: Sequence[Any]) -> bool:
 
 @functools.cache
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor of one dimension or more."""
     sizes = [max(1, size) for size in shape[:0:-1]]
     return tuple(itertools.accumulate(sizes, operator.mul, initial=1))[::-1]
 
@@ -67,7 +68,8 @@ def new_cuda(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
     `Tensor.new_empty` goes through the dispatcher and takes three times as long.
     """
-    return torch._C._dynamo.guards._empty_strided_cuda(shape, _strides(shape), dtype)
+    allocate = torch._C._dynamo.guards._empty_strided_cuda  # pyright: ignore[reportAttributeAccessIssue]
+    return allocate(shape, _strides(shape), dtype)
 
 
 class Plans(Generic[P]):

@@ -99,7 +99,8 @@ class GluonSm90Config:
     Attributes:
         block_m: Rows of a tile: 64 (the warpgroups share the columns), 128, 192 or 256 (the
             rows).
-        block_n: Columns of a tile: 32, 64, 128 or 256; see `TILES`.
+        block_n: Columns of a tile; see `TILES`. Those that are no power of two are two
+            accumulators: 160 of a warpgroup are 128 and 32.
         stages: Slots of the ring, each 64 of k; 0: as many as fit.
         swizzle_size: Tiles of a group of the raster.
         scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
@@ -208,6 +209,13 @@ class GluonSm90Config:
             why.append("swap_ab is True, and chunks are rows of a")
         if self.swap_ab and problem.a_is_transposed and self.warpgroup_tile()[1] < 16:
             why.append("a lies by columns, of which a warpgroup would load 8, fewer than 16")
+        if 0 < self.tail < 16 and not problem.b_is_transposed:
+            why.append("b lies by rows, and a box of the last 8 columns would have fewer than 16")
+        if self.tail and (self.splits > 1 or problem.chunks):
+            why.append(
+                f"the tile is {self.block_m}x{self.block_n}, whose columns are no power of "
+                "two, which goes with neither splits nor chunks"
+            )
         if self.block_k not in (64, 128, 256):
             why.append(f"block_k is {self.block_k}, not 64, 128 or 256")
         if self.stages < 0 or self.stages == 1:
@@ -250,7 +258,7 @@ class GluonSm90Config:
 MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 TILES = (
     (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
-    (64, 32), (256, 160), (128, 160), (128, 192), (64, 80), (64, 48), (64, 96),
+    (64, 32), (256, 160), (64, 80), (64, 48),
 )  # fmt: skip
 SWAP_TILES = (
     (128, 256), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64),
@@ -336,10 +344,12 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
       exchanged, where it is not the groups are larger.
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
-        return _few_rows(problem)
+        return _few_rows(problem, sms)
     speeds = dict(_SPEED)
     if problem.m <= _MIDDLE_ROWS < problem.n and not problem.chunks:
         speeds |= _SPEED_EXCHANGED
+        if problem.residual is None:  # beside one there is room for two stages
+            speeds |= _SPEED_LARGE
     best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
     is_wide = (best.block_m, best.block_n) == (128, 256)
     if problem.chunks or not is_wide or _waves(problem, sms, best) < _MANY_WAVES:
@@ -368,11 +378,24 @@ _SPEED_EXCHANGED = {
 }
 
 
-def _few_rows(problem: MatmulProblem) -> GluonSm90Config:
+_SPEED_LARGE = {GluonSm90Config(256, 160, swizzle_size=2): 0.95}
+
+
+def _few_rows(problem: MatmulProblem, sms: int) -> GluonSm90Config:
+    if problem.m > 32 and problem.b_is_transposed and problem.k > 64 and problem.l == 1:
+        for columns in (48, 80):  # where 64 leave a wave a quarter empty, and these do not
+            if _fill(problem.n, 64, sms) < 0.75 and _fill(problem.n, columns, sms) > 0.9:
+                return GluonSm90Config(64, columns, block_k=128)
     columns = next(size for size in (16, 32, 64) if size >= problem.m)
     rows = 128 if columns == 16 and problem.a_is_transposed else 64  # see `_faults`
     block_k = 64 if problem.k <= 64 else 128
     return GluonSm90Config(rows, columns, block_k=block_k, swap_ab=True)
+
+
+def _fill(columns: int, width: int, sms: int) -> float:
+    """How full tiles of such a width make their waves."""
+    tiles = -(-columns // width)
+    return tiles / (-(-tiles // sms) * sms)
 
 
 def _waves(problem: MatmulProblem, sms: int, config: GluonSm90Config) -> int:
