@@ -37,9 +37,9 @@ def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
         ((64, 6144, 4096), "64,48,0,8,static,1,128,False"),
         ((64, 10240, 8192), "64,80,0,8,static,1,128,False"),
         ((512, 10240, 8192), "256,160,0,2,static,1,64,False"),
-        ((512, 6144, 4096), "192,128,0,4,static,1,64,True"),
-        ((512, 4096, 4096), "128,128,0,4,static,1,64,True"),
-        ((512, 57344, 8192), "128,256,0,8,dynamic,1,64,True"),
+        ((512, 6144, 4096), "192,128,0,1,static,1,64,True"),
+        ((512, 4096, 4096), "128,128,0,1,static,1,64,True"),
+        ((512, 57344, 8192), "128,256,0,1,static,1,64,True"),
         ((1024, 1024, 1024), "64,128,0,8,static,1,64,False"),
         ((2048, 2048, 2048), "128,256,0,8,static,1,64,False"),
         ((3072, 3072, 3072), "192,128,0,8,static,1,64,False"),
@@ -57,6 +57,12 @@ def test_a_product_that_waits_gets_tiles_of_c_dealt_by_turns(chunks):
     for m, n in ((16, 4096), (512, 6144), (4096, 28672), (8192, 8192)):
         config = gluon_rule(_problem(m, n, 4096, chunks=chunks), 132)
         assert (config.swap_ab, config.scheduler) == (False, "static")
+
+
+def test_no_tile_of_equal_chunks_waits_for_two():
+    for chunks in (2, 4, 8):
+        config = gluon_rule(_problem(256 * chunks, 1032, 520, chunks=chunks), 132)
+        assert 256 % config.block_m == 0
 
 
 SIZES = (1, 8, 16, 24, 64, 72, 136, 512, 1032, 4096, 16384)

@@ -407,6 +407,33 @@ def test_rows_that_are_there_are_done_while_others_are_missing(chunks):
     assert torch.equal(out, right)
 
 
+_FRESH = """
+import torch
+from tileloom.ops.gemm import async_input_matmul, check_signals
+a = torch.randn(256, 128, device="cuda", dtype=torch.bfloat16)
+b = torch.randn(128, 256, device="cuda", dtype=torch.bfloat16)
+flags, one = torch.zeros(1, dtype=torch.int32, device="cuda"), torch.ones(1, dtype=torch.int32)
+side, one = torch.cuda.Stream(priority=-1), one.pin_memory()
+with torch.cuda.stream(side):
+    flags.clone().copy_(one, non_blocking=True)
+for _ in range(4):
+    flags.zero_()
+    torch.cuda.synchronize()
+    async_input_matmul(a, b, flags.view(torch.uint32), timeout_s=5.0)
+    with torch.cuda.stream(side):
+        flags.copy_(one, non_blocking=True)
+    torch.cuda.synchronize()
+    check_signals()
+"""
+
+
+def test_the_first_calls_of_a_process_launch_nothing_behind_themselves():
+    """How a kernel may be launched is tested by launches of another: before one spins."""
+    done = subprocess.run([sys.executable, "-c", _FRESH], timeout=120, check=False,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 _BLOCKED = """
 import torch, pytest
 from tileloom import errors

@@ -338,21 +338,24 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     * At most 64 rows: the operands exchanged, so that a tile is as wide as A has rows, and 128 of
       k to a slot. The product is bound by memory, and a slot of 64 rows too small to hide it.
     * Otherwise the tile whose waves take the least time, by what it reaches of the card's speed.
-      Up to 1,024 rows also with the operands exchanged, and small groups: faster there.
-    * From 4 waves of 128 x 256 on a counter deals the tiles: dealt by turns, blocks drift apart and
-      no longer read the same rows at about the same time. Where C is wide the operands are
-      exchanged, where it is not the groups are larger.
+      Up to 1,024 rows also with the operands exchanged and no groups, by turns: faster there.
+    * Above, from 4 waves of 128 x 256 on, a counter deals the tiles: dealt by turns, blocks drift
+      apart and no longer read the same rows at about the same time. Where C is wide the operands
+      are exchanged, where it is not the groups are larger.
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
         return _few_rows(problem, sms)
     speeds = dict(_SPEED)
+    if problem.chunks:
+        speeds = _inside(problem, speeds)
     if problem.m <= _MIDDLE_ROWS < problem.n and not problem.chunks:
         speeds |= _SPEED_EXCHANGED
         if problem.residual is None:  # beside one there is room for two stages
             speeds |= _SPEED_LARGE
     best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
     is_wide = (best.block_m, best.block_n) == (128, 256)
-    if problem.chunks or not is_wide or _waves(problem, sms, best) < _MANY_WAVES:
+    is_short = problem.m <= _MIDDLE_ROWS or _waves(problem, sms, best) < _MANY_WAVES
+    if problem.chunks or not is_wide or is_short:
         return best
     if problem.n > problem.m:
         return replace(best, scheduler="dynamic", swap_ab=True)
@@ -372,13 +375,22 @@ _SPEED = {
     GluonSm90Config(64, 32): 0.2,
 }
 _SPEED_EXCHANGED = {
-    GluonSm90Config(128, 256, swap_ab=True): 1.01,
-    GluonSm90Config(192, 128, swizzle_size=4, swap_ab=True): 0.98,
-    GluonSm90Config(128, 128, swizzle_size=4, swap_ab=True): 0.97,
+    GluonSm90Config(128, 256, swizzle_size=1, swap_ab=True): 1.01,
+    GluonSm90Config(192, 128, swizzle_size=1, swap_ab=True): 0.98,
+    GluonSm90Config(128, 128, swizzle_size=1, swap_ab=True): 0.97,
 }
 
 
 _SPEED_LARGE = {GluonSm90Config(256, 160, swizzle_size=2): 0.95}
+
+
+def _inside(
+    problem: MatmulProblem, speeds: dict[GluonSm90Config, float]
+) -> dict[GluonSm90Config, float]:
+    """Of equal chunks the tiles that lie inside one, so that no tile waits for two."""
+    rows, rest = divmod(problem.m, problem.chunks)
+    found = {config: speed for config, speed in speeds.items() if rows % config.block_m == 0}
+    return speeds if rest or not found else found
 
 
 def _few_rows(problem: MatmulProblem, sms: int) -> GluonSm90Config:

@@ -145,11 +145,9 @@ def _producer(
 
 @gluon.jit
 def _multiply(
-    a_smem, b_smem, tail_smem, full, empty, k_steps, stage, phase, residual_desc, c_smem,
-    residual_full, batch, row, col, WG: gl.constexpr, WM: gl.constexpr, WN: gl.constexpr,
-    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
-    CONSUMERS: gl.constexpr, TAIL: gl.constexpr, BUFFERS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, SWAP_AB: gl.constexpr,
+    a_smem, b_smem, tail_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr,
+    WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's part of a tile; its slots are handed back one step late.
 
@@ -182,10 +180,6 @@ def _multiply(
                 tail = warpgroup_mma(a, bt, tail, use_acc=step != 0, is_async=True)
         else:
             acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
-        if HAS_RESIDUAL:
-            if step == 0:  # not before: it waits until the tile before has left shared memory
-                load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
-                              SWAP_AB)  # fmt: skip
         if TAIL > 0:
             acc, tail = warpgroup_mma_wait(2, deps=(acc, tail))
         else:
@@ -229,10 +223,12 @@ def _consumer(
         batch, _first, steps = k_range(work.l_idx, k_steps, SPLITS)
         if HAS_BIAS:
             bias = load_bias(bias_ptr, row, rows, col, n, bias_smem, SWAP_AB)
+        if HAS_RESIDUAL and SPLITS == 1:
+            load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
+                          SWAP_AB)  # fmt: skip
         acc, tail, stage, phase = _multiply(
-            a_smem, b_smem, tail_smem, full, empty, steps, stage, phase, residual_desc, c_smem,
-            residual_full, batch, row, col, WG, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-            CONSUMERS, TAIL, BUFFERS, HAS_RESIDUAL and SPLITS == 1, SWAP_AB,
+            a_smem, b_smem, tail_smem, full, empty, steps, stage, phase, WG, WM, WN, A_TRANSPOSED,
+            B_TRANSPOSED, SPLIT_N, CONSUMERS, TAIL,
         )  # fmt: skip
         if HAS_BIAS:
             bias_smem.store(bias)

@@ -13,6 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tileloom.launch.bound import Number
 from tileloom.launch.launcher import prepared
+from tileloom.launch.tiers import is_settled, usable
 from tileloom.ops._counters import split_counters, workspace, zero_counter
 from tileloom.ops.gemm.config import GluonSm90Config
 from tileloom.ops.gemm.kernel_gluon_sm90 import matmul_kernel
@@ -209,6 +210,8 @@ def bind_async_matmul(
         `launch(a, b, bias, residual, out, flags, epoch, timeout_us)`; epoch as a signed 32-bit
         number, a negative time waits for ever.
     """
+    if a.is_cuda and is_settled(a.get_device()):
+        usable(a.get_device())  # tests ways to launch by a kernel, which would wait behind ours
     table = None
     if not params.rows_per_chunk:
         table = torch.tensor(params.to_device(), dtype=torch.int32).to(a.device)
