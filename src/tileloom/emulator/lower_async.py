@@ -293,6 +293,7 @@ def _copy(op: Op, program: Program) -> Run:
     other_slot = rest[-1] if "other" in op.words else None
     d = op.results[0] if op.results else None
     elem = pointee(op)
+    size = dtypes.size_of(elem)
     loc = op.loc
     spread = spread_of(op.operand_types()[0], program.module)
 
@@ -301,6 +302,12 @@ def _copy(op: Op, program: Program) -> Run:
         cta = partition.cta
         where = np.asarray(f[address])
         mask = lanes(f, mask_slot, where.shape)
+        if mask is not None and size < _LEAST_COPY and _cuts_a_piece(where, mask):
+            raise UnsupportedKernelError(
+                f"cp.async of elements of {size} bytes with a mask that cuts pieces of "
+                f"{_LEAST_COPY} bytes: the hardware copies no less, and the compiler refuses it",
+                loc,
+            )
         other = None if other_slot is None else f[other_slot]
         view = view_of(f, target)
         number = 0
@@ -329,6 +336,21 @@ def _copy(op: Op, program: Program) -> Run:
             f[d] = None
 
     return run
+
+
+_LEAST_COPY = 4  # bytes of a cp.async
+
+
+def _cuts_a_piece(where: np.ndarray, mask: np.ndarray) -> bool:
+    """Whether neighbours that lie together in one piece of memory are masked otherwise."""
+    shown = np.broadcast_to(mask, where.shape)
+    for axis in range(where.ndim):
+        ones, others = (np.moveaxis(x, axis, 0) for x in (where, shown))
+        together = ones[1:] // _LEAST_COPY == ones[:-1] // _LEAST_COPY
+        together &= ones[1:] > ones[:-1]
+        if (together & (others[1:] != others[:-1])).any():
+            return True
+    return False
 
 
 @lowers("ttg.async_commit_group", kind=STEP, words=r"tokens")

@@ -197,7 +197,7 @@ def _wait(op: Op, program: Program) -> Run:
             return None
         f[0].cta.launch.waits.add(here)
         view = view_of(f, a)
-        parity = f[parity_slot] & 1
+        parity = parity_of(f[0], f[parity_slot], loc, "mbarrier.wait")
         found = [
             (one, barrier) for one in owners(f[0], spread)
             if (barrier := barrier_of(one, view, loc, "mbarrier.wait")) is not None
@@ -223,6 +223,16 @@ def _wait(op: Op, program: Program) -> Run:
         return Wait(ready, text, loc, known)
 
     return run
+
+
+def parity_of(partition: Partition, given: int, loc: Loc, what: str) -> int:
+    """Return a parity, reporting a number that is none: the hardware is not said to cut it."""
+    if given not in (0, 1):
+        partition.report(
+            "barrier", f"{what} for parity {given}: a parity is 0 or 1", loc, what,
+            hint="take the phase's number & 1",
+        )  # fmt: skip
+    return given & 1
 
 
 # ---- fences

@@ -24,6 +24,7 @@ _ORDERS = ("relaxed", "acquire", "release", "acq_rel", "volatile", "weak")
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 _ELEMENT = {8: "i8", 16: "i16", 32: "i32", 64: "i64"}
 NAMED_BARRIERS = 16
+FIRST_FREE = 8  # of Triton 3.6 to 3.9
 
 
 _KNOWN_PARTS = frozenset({
@@ -155,6 +156,13 @@ def meet(partition: Partition, verb: str, ident: int, count: int, loc: Loc) -> W
         return None
     named = partition.cta.named.get(ident)
     if named is None:
+        if ident < FIRST_FREE:
+            partition.report(
+                "barrier",
+                f"{what}: numbers below {FIRST_FREE} are for the compiler's own barriers, of a "
+                "program's threads and of each partition's", loc, what, severity="warning",
+                hint=f"{FIRST_FREE} to {NAMED_BARRIERS - 1}",
+            )  # fmt: skip
         named = partition.cta.named[ident] = NamedBarrier(ident)
     mine = named.arrive(partition, count, loc, what)
     if verb == "arrive":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tileloom.emulator.barriers import Barrier
-from tileloom.emulator.lower_barriers import barrier_of, invalidate, make_barrier
+from tileloom.emulator.lower_barriers import barrier_of, invalidate, make_barrier, parity_of
 from tileloom.emulator.machine import Wait
 from tileloom.emulator.memory import View
 
@@ -101,7 +101,7 @@ def _wait(
     lanes: Lanes, i: Instruction, barrier: Barrier, *, blocks: bool
 ) -> Generator[Wait | None, None, None]:
     partition = lanes.partition
-    parity = _number(lanes, i, 2) & 1
+    parity = parity_of(partition, _number(lanes, i, 2), lanes.loc, i.name)
     barrier.phases.begin(barrier, partition, parity, lanes.loc, blocks=blocks)
     if blocks and not barrier.passed(parity):
         yield Wait(
