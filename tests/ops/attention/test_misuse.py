@@ -124,6 +124,16 @@ def test_autocast_casts_as_scaled_dot_product_attention_does(dtype):
             "dropout_p is None",
             lambda q, k, v: tileloom.attention(q, k, v, dropout_p=None),
         ),
+        (
+            OptionError,
+            "return_lse is 1; it must be True or False",
+            lambda q, k, v: tileloom.attention(q, k, v, return_lse=1),
+        ),
+        (
+            OptionError,
+            "return_lse is a tensor; it must be True or False",
+            lambda q, k, v: tileloom.attention(q, k, v, return_lse=torch.ones(2)),
+        ),
         (DtypeError, "lengths is a list", lambda q, k, v: masks.key_lengths([1, 2])),
         (DtypeError, "visible is a NoneType", lambda q, k, v: masks.dense(None)),
         (DtypeError, "sparse", lambda q, k, v: tileloom.attention(q.to_sparse(), k, v)),

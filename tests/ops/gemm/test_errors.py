@@ -210,3 +210,21 @@ def test_sizes_that_32_bits_do_not_count(config, sizes, reason):
     problem = MatmulProblem(**size, **types, a=lies, b=lies, out=lies)
     found = [r for r in config.reasons_against(problem, H100) if ", more than " in r]
     assert [reason in text for text in found] == ([] if reason is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("b", "said"),
+    [
+        (None, "b is a NoneType; it must be a torch.Tensor, or a list of them"),
+        ("x", "b is a str; it must be a torch.Tensor, or a list of them"),
+        (3, "b is a int; it must be a torch.Tensor, or a list of them"),
+        ([B, None], "entry 1 of b is a NoneType; each must be a torch.Tensor"),
+        ([[1.0]], "entry 0 of b is a list; each must be a torch.Tensor"),
+    ],
+)
+def test_b_is_a_matrix_or_a_list_of_them(b, said):
+    with pytest.raises(errors.DtypeError) as caught:
+        async_input_matmul(A, b, FLAGS)
+    assert str(caught.value).startswith(f"async_input_matmul: {said}")
+    with pytest.raises(errors.OptionError, match="chunk_offsets is 3; it must be a tuple"):
+        async_input_matmul(A, B, FLAGS, chunk_offsets=3)

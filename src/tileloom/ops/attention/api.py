@@ -144,7 +144,7 @@ def attention(
         torch.Size([1, 2, 16, 32])
     """
     is_simple = mask is None and bias is None and scores is None and backward_config is None
-    is_simple = is_simple and type(dropout_p) is float and not unknown
+    is_simple = is_simple and type(dropout_p) is float and type(return_lse) is bool and not unknown
     key = plans.short_key(q, k, v, is_causal, scale, dropout_p, config) if is_simple else None
     plan = None if key is None else plans.checked(key)
     if plan is not None:
@@ -158,6 +158,7 @@ def attention(
         return (out, lse) if return_lse else out
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))
+    check_return_lse("attention", return_lse)
     shown = resolve_mask("attention", mask, is_causal)
     q, k, v = cast(q, k, v)
     _check_tensors(q, k, v)
@@ -202,6 +203,13 @@ def _unknown_option(name: str) -> str:
         near = difflib.get_close_matches(name, _OPTIONS, n=1)
         remedy = f"{near[0]}=" if near else "one of these"
     return f"attention: there is no option '{name}'; options: {', '.join(_OPTIONS)}. Try: {remedy}."
+
+
+def check_return_lse(name: str, return_lse: object) -> None:
+    """Refuse what only counts as true or false."""
+    if not isinstance(return_lse, bool):
+        given = "a tensor" if isinstance(return_lse, torch.Tensor) else repr(return_lse)
+        raise OptionError(f"{name}: return_lse is {given}; it must be True or False.")
 
 
 def resolve_mask(name: str, mask: Mask | torch.Tensor | None, is_causal: bool) -> Mask:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -113,6 +113,7 @@ def async_input_matmul(
     if unknown:
         raise checks.unknown_option(_OP, next(iter(unknown)), _OPTIONS)
     if not isinstance(b, torch.Tensor):
+        _check_list(b)
         return [  # pyright: ignore[reportReturnType]
             async_input_matmul(
                 a, one, chunk_signals, chunk_pivot=chunk_pivot, chunk_offsets=chunk_offsets,
@@ -124,7 +125,9 @@ def async_input_matmul(
     checks.check_operands(_OP, a, b)
     _check_signals(_OP, chunk_signals, a)
     count = chunk_signals.numel()
-    offsets = even_offsets(a.shape[0], count) if chunk_offsets is None else tuple(chunk_offsets)
+    offsets = even_offsets(a.shape[0], count)
+    if chunk_offsets is not None:
+        offsets = _read_offsets(chunk_offsets)
     check_async(_OP, a, b, chunk_signals, chunk_pivot, offsets)
     checks.check_options(_OP, activation, out_dtype, config)
     checks.check_extras(_OP, a, bias, residual, (a.shape[0], b.shape[1]))
@@ -145,6 +148,31 @@ def async_input_matmul(
     return result
 
 
+def _check_list(b: object) -> None:
+    """Refuse what is neither a matrix nor a list of matrices."""
+    if not isinstance(b, (list, tuple)):
+        raise DtypeError(
+            f"{_OP}: b is a {type(b).__name__}; it must be a torch.Tensor, or a list of them for "
+            "several products of one a. Try: torch.as_tensor(b)."
+        )
+    for number, one in enumerate(b):
+        if not isinstance(one, torch.Tensor):
+            raise DtypeError(
+                f"{_OP}: entry {number} of b is a {type(one).__name__}; each must be a "
+                "torch.Tensor. Try: torch.as_tensor of it."
+            )
+
+
+def _read_offsets(given: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(given)
+    except TypeError:
+        raise OptionError(
+            f"{_OP}: chunk_offsets is {given!r}; it must be a tuple of Python ints. Try: the first "
+            "row of each chunk, then M."
+        ) from None
+
+
 _short: Plans[Plan] = Plans()
 """Plans of calls whose arguments have passed the checks."""
 
@@ -162,6 +190,8 @@ def _short_key(
 ) -> Hashable:
     """The key of a call that may go straight to its plan; None if it takes the long way."""
     tensors = (a, b, signals, bias, residual)
+    if offsets is not None and type(offsets) not in (tuple, list):
+        return None
     # What equals integers is not accepted as such.
     numbers = (pivot,) if offsets is None else (pivot, *offsets)
     if not _INT.issuperset(map(type, numbers)):

@@ -8,7 +8,7 @@ import torch
 
 from tileloom.errors import GradientError, OptionError, UnknownOptionError
 from tileloom.ops._op import has_tangent
-from tileloom.ops.attention.api import cast, check_options, resolve_mask
+from tileloom.ops.attention.api import cast, check_options, check_return_lse, resolve_mask
 from tileloom.ops.attention.config import AttentionConfig
 from tileloom.ops.attention.config_backward import AttentionBackwardConfig
 from tileloom.ops.attention.masks import Mask
@@ -139,6 +139,7 @@ def attention_varlen(
     """
     if unknown:
         raise UnknownOptionError(_unknown_option(next(iter(unknown))))
+    check_return_lse(_NAME, return_lse)
     shown = resolve_mask(_NAME, mask, is_causal)
     q, k, v = cast(q, k, v)
     check_tensors(q, k, v)
