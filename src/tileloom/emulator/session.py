@@ -238,6 +238,8 @@ def run(
     _some_of("costs", costs, COSTS)
     _at_least_one("sms", sms)
     _at_least_one("max_steps", max_steps)
+    if type(seed) is not int:
+        raise LaunchError(f"emulator: seed is {seed!r}; it must be a whole number. Try: seed=0.")
     capability = _ARCHS[arch]
     smem = targets.SMEM_BYTES[capability]
     name = "NVIDIA H100 80GB HBM3" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB"

@@ -73,6 +73,20 @@ class KernelSpec:
     threads: int | None = None
     file: str = ""
 
+    def __post_init__(self) -> None:
+        function: object = self.function
+        if not isinstance(function, str) or ":" not in function:
+            raise OptionError(
+                f"KernelSpec: function is {function!r}; it must name a module and a function. "
+                "Try: 'my_package.kernels:my_kernel'."
+            )
+        for name, given in (("signature", self.signature), ("constexprs", self.constexprs)):
+            if not isinstance(given, Mapping):
+                raise OptionError(
+                    f"KernelSpec: {name} is {given!r:.80}; it must be a dictionary by the names of "
+                    "parameters. Try: {'x': '*fp16', 'BLOCK': 'constexpr'}, or {'BLOCK': 128}."
+                )
+
 
 @dataclass(frozen=True)
 class LaunchFacts:

@@ -20,7 +20,7 @@ from typing import Any
 from tileloom.errors import BundleError, known_keywords
 from tileloom.launch import driver
 from tileloom.launch.bundle_arguments import bind, choose, device_of, form_of
-from tileloom.launch.bundle_format import BundleFile, Variant, read_bundle
+from tileloom.launch.bundle_format import BundleFile, Variant, path_of, read_bundle
 from tileloom.launch.bundle_parameters import types_of, values_of
 
 _ARCH_SINCE = {"sm_80": 11000, "sm_90": 11080, "sm_100": 12080}
@@ -349,5 +349,6 @@ def load_bundle(path: str | Path) -> Bundle:
 
     Raises:
         BundleError: If there is no such file, it is no bundle, has another format, or is damaged.
+        OptionError: If `path` is none.
     """
-    return Bundle(read_bundle(Path(path)))
+    return Bundle(read_bundle(path_of(path)))

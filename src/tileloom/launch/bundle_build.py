@@ -10,7 +10,7 @@ from typing import Any
 
 from tileloom.errors import BundleError, CompileError, OptionError, known_keywords
 from tileloom.launch.aot import CompiledKernel, CompileResult, KernelSpec, compile_in_workers
-from tileloom.launch.bundle_format import Constant, Parameter, Variant, write_bundle
+from tileloom.launch.bundle_format import Constant, Parameter, Variant, path_of, write_bundle
 from tileloom.launch.bundle_key import kernel_key, options_that_differ
 from tileloom.launch.bundle_parameters import fields_of, ptx_fields, types_of
 
@@ -55,7 +55,7 @@ def build_bundle(
         BundleError: If a kernel cannot be bundled; nothing is written.
         OSError: If the file cannot be written.
     """
-    path = Path(path)
+    path = path_of(path)
     _check(path, pairs)
     results = compile_in_workers(
         pairs,
@@ -68,7 +68,22 @@ def build_bundle(
     return bundle_results(path, [spec for spec, _ in pairs], results, winners)
 
 
+def _is_pair(given: object) -> bool:
+    return (
+        isinstance(given, (tuple, list))
+        and len(given) == 2
+        and isinstance(given[0], KernelSpec)
+        and isinstance(given[1], str)
+    )
+
+
 def _check(path: Path, pairs: Sequence[tuple[KernelSpec, str]]) -> None:
+    given: Any = pairs
+    if not isinstance(given, Sequence) or not all(map(_is_pair, given)):
+        raise OptionError(
+            f"bundle: pairs is {given!r:.80}; it must be a list of pairs "
+            "of a KernelSpec and an architecture. Try: [(spec, 'sm_90') for spec in specs]."
+        )
     if not pairs:
         raise OptionError("bundle: there is no kernel to build. Try: name at least one.")
     if path.is_dir():

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from tileloom.errors import BundleError
+from tileloom.errors import BundleError, OptionError
 
 FORMAT = 1
 """The format that this tileloom writes, and the only one that it reads."""
@@ -358,6 +358,20 @@ def write_bundle(
 def _plain(variant: Variant) -> dict[str, Any]:
     parameters = [{n: getattr(p, n) for n in _FIELDS[Parameter]} for p in variant.parameters]
     return {n: getattr(variant, n) for n in _FIELDS[Variant]} | {"parameters": parameters}
+
+
+def path_of(path: object) -> Path:
+    """Read a bundle's path as a caller gives it.
+
+    Raises:
+        OptionError: If it is none.
+    """
+    if not isinstance(path, (str, Path)):
+        raise OptionError(
+            f"bundle: path is a {type(path).__name__}; it must be the name of a file, a str or a "
+            "pathlib.Path. Try: 'my.bundle'."
+        )
+    return Path(path)
 
 
 @contextlib.contextmanager

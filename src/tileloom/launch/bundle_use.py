@@ -38,7 +38,9 @@ def use_bundle(bundle: Bundle | str | Path | None) -> None:
     Raises:
         BundleError: If the file is no bundle, has another format, or is damaged.
     """
-    used = load_bundle(bundle) if isinstance(bundle, str | Path) else bundle
+    used = bundle
+    if used is not None and not isinstance(used, Bundle):
+        used = load_bundle(used)
     _given[:] = [] if used is None else [used]
     watch.refresh()
 

@@ -171,6 +171,12 @@ def assert_accurate(
 def _check_tensors(
     actual: torch.Tensor, reference: torch.Tensor, baseline: torch.Tensor, name: str
 ) -> None:
+    for what, given in (("actual", actual), ("reference", reference), ("baseline", baseline)):
+        if not isinstance(given, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise CaseError(
+                f"{name}: {what} is a {type(given).__name__}; it must be a torch.Tensor. Try: "
+                f"torch.as_tensor({what})."
+            )
     shapes = [tuple(t.shape) for t in (actual, reference, baseline)]
     if len(set(shapes)) != 1:
         raise CaseError(

@@ -128,6 +128,12 @@ class Config:
             OptionError: If it asks for Triton's own hooks, which a stored config would lose, or
                 for a field that the supported versions of Triton do not have.
         """
+        given: object = flat
+        if not isinstance(given, Mapping):
+            raise OptionError(
+                f"Config: a flat config is a {type(given).__name__}; it must be a dictionary. Try: "
+                "{'XBLOCK': 128, 'num_warps': 4}."
+            )
         kwargs = dict(flat)
         options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
         for name in (*_HOOKS, *_ABSENT):

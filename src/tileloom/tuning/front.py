@@ -162,7 +162,7 @@ def _hint(kind: str, hint: str | None) -> dict[str, Any]:
     }  # fmt: skip
     if hint is None:
         return {}
-    if hint not in known:
+    if not isinstance(hint, str) or hint not in known:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
             f"tuning: hint of {kind} is {hint!r}; it must be None or one of "
             f"{', '.join(map(repr, known))}. Try: hint={next(iter(known))!r}."

@@ -337,12 +337,17 @@ def configs(kind: str, size_hints: Mapping[str, int], facts: Facts | None = None
         OptionError: If a size is no power of two, or no block fits it.
         UnsupportedError: If the kind does not have such dimensions.
     """
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
             f"configs: kind is {kind!r}; it must be one of {', '.join(_KINDS)}. "
             "Try: configs('pointwise', {'x': 1024})."
         )
-    facts = facts or Facts()
+    facts = Facts() if facts is None else facts
+    if not isinstance(facts, Facts):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(
+            f"configs: facts is a {type(facts).__name__}; it must be a tileloom.tuning.Facts. Try: "
+            "Facts(num_load=2)."
+        )
     sizes = check_sizes(kind, size_hints)
     reduces = kind != "pointwise"
     if reduces:

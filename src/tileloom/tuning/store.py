@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tileloom import knobs, log
+from tileloom.errors import OptionError
 from tileloom.launch.bundle_format import replacing
 from tileloom.tuning.config import Config
 from tileloom.tuning.identity import Platform, key_of
@@ -165,6 +166,12 @@ class Store:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
+        given: object = folder
+        if given is not None and not isinstance(given, Path):
+            raise OptionError(
+                f"Store: folder is {given!r:.80}; it must be a pathlib.Path, or None for that of "
+                "the knob cache.dir. Try: Path('winners')."
+            )
         self.folder = folder or Path(knobs.get("cache.dir")) / "tuning" / f"v{SCHEMA}"
         self._is_written = True
 
