@@ -21,19 +21,22 @@ class Recorded:
     def __init__(self, tuner, restore):
         self.tuner, self.restore = tuner, restore
 
-    def sample(self, call, calls):
-        launcher = call.__closure__[0].cell_contents if call.__closure__ else None
-        for cell in call.__closure__ or ():
-            if hasattr(cell.cell_contents, "config"):
-                launcher = cell.cell_contents
-        for _ in range(calls):
+    def sample(self, calls):
+        found = []
+        for call in calls:
+            launcher = next(
+                cell.cell_contents
+                for cell in call.__closure__
+                if hasattr(cell.cell_contents, "config")
+            )
             self.restore()
             call()
-        self.tuner.asked.append(launcher.config)
-        ms = self.tuner.times(launcher.config)
-        if math.isinf(ms):
-            raise RuntimeError("an illegal instruction was encountered")
-        return [ms] * calls
+            self.tuner.asked.append(launcher.config)
+            ms = self.tuner.times(launcher.config)
+            if math.isinf(ms):
+                raise RuntimeError("an illegal instruction was encountered")
+            found.append(ms)
+        return found
 
 
 class Replayed(CachingAutotuner):

@@ -1,7 +1,7 @@
 """Which of several launches is the fastest, in rotation, so that a drifting clock decides nothing.
 
-Time is that of the device, of each launch by itself, with a cold L2 cache. All candidates run in
-every round and are compared within rounds; those that cannot be told from the best by more than
+Time is that of the device, of each launch by itself, with a cold L2 cache. Candidates take turns
+launch by launch, and neighbours are compared; those that cannot be told from the best by more than
 half a percent are equal, and of equal ones the first of the list wins. So the answer is the same
 in every process, as long as the list is.
 """
@@ -23,18 +23,15 @@ Call = Callable[[], Any]
 
 # A spinning kernel counts cycles; at the highest clock of an H100 this is a little over 1 ms.
 _CYCLES_PER_MS = 2_000_000
-# Some 10 ms on an H100: the clock of a card that was idle is low.
-_WARM_FILLS = 250
-_IDLE_AFTER_S = 0.1
 _FILLS = 8
-_last_used: dict[torch.device, float] = {}
+_LOOKS = 3  # launches of a first look
 
 
 class CallTimer(Protocol):
     """What takes the time. Tests use one with recorded times."""
 
-    def sample(self, call: Call, calls: int) -> list[float]:
-        """Run a launch `calls` times and return the device time of each, in ms."""
+    def sample(self, calls: Sequence[Call]) -> list[float]:
+        """Run launches one after the other and return the device time of each, in ms."""
         ...
 
 
@@ -43,20 +40,20 @@ class Plan:
     """How candidates are compared.
 
     Attributes:
-        rounds: Samples of each candidate at least.
-        most_rounds: Samples at most, where those before do not decide.
-        sample_ms: Device time that a sample should take, in ms.
-        least_calls: Launches of a sample at least.
-        most_calls: Launches of a sample at most.
+        rounds: Rounds at least.
+        most_rounds: Rounds at most, where those before do not decide.
+        round_ms: Device time of the launches of a round, in ms.
+        least_turns: Launches of each candidate in a round at least.
+        most_turns: Launches of each candidate in a round at most.
         screen: Candidates that a first look finds so many times slower than the best drop out.
         band: Share of the best time within which candidates are equal.
     """
 
-    rounds: int = 6
-    most_rounds: int = 21
-    sample_ms: float = 2.0
-    least_calls: int = 3
-    most_calls: int = 10
+    rounds: int = 2
+    most_rounds: int = 12
+    round_ms: float = 4.0
+    least_turns: int = 5
+    most_turns: int = 20
     screen: float = 1.25
     band: float = 0.005
 
@@ -69,7 +66,7 @@ class Timing:
         ms: Median of its samples; its first look's, where it dropped out; None if it failed.
         ratio: Its time over the winner's: the median of the rounds' ratios.
         reason: Why it was not measured to the end; empty if it was.
-        samples: The middle of its launches in each round, in ms.
+        samples: Its launches, in ms; those of the same place in two candidates' were neighbours.
     """
 
     ms: float | None = None
@@ -143,107 +140,135 @@ def compare(
     """
     plan = plan or Plan()
     timings = [Timing() for _ in calls]
-    rough = _first_look(calls, timer, timings, plan.least_calls)
+    rough = _first_look(calls, timer, timings)
     if not rough:
         return Comparison(timings, None)
     limit = plan.screen * min(rough.values())
     left = [i for i, ms in rough.items() if ms <= limit]
     on_round(0, len(left))
-    rounds = 0
+    rounds = turns = 0
     while len(left) > 1 and rounds < plan.most_rounds:
-        order = rotation(len(left), rounds + 1)[rounds]
-        for place in order:
-            i = left[place]
-            wanted = math.ceil(plan.sample_ms / max(rough[i], 1e-4))
-            count = min(max(wanted, plan.least_calls), plan.most_calls)
-            sample = _try(timings[i], lambda i=i, count=count: timer.sample(calls[i], count))
-            if sample is not None:
-                timings[i].samples.append(_middle(sample))
+        wanted = math.ceil(plan.round_ms / max(sum(rough[i] for i in left), 1e-4))
+        more = min(max(wanted, plan.least_turns), plan.most_turns)
+        _take_turns(calls, timer, timings, left, rotation(len(left), turns + more)[turns:])
         left = [i for i in left if not timings[i].reason]
-        rounds += 1
+        rounds, turns = rounds + 1, turns + more
         on_round(rounds, len(left))
-        if rounds >= plan.rounds and _is_settled([timings[i].samples for i in left], plan.band):
-            break
+        if left and rounds >= plan.rounds:
+            ratios = _ratios([timings[i].samples for i in left])
+            if _is_settled(ratios, plan.band):
+                break
+            left = _those_near(timings, left, ratios, plan.band)
     return _conclude(timings, left, rough, plan, rounds)
 
 
 def _first_look(
-    calls: Sequence[Call], timer: CallTimer, timings: Sequence[Timing], count: int
+    calls: Sequence[Call], timer: CallTimer, timings: Sequence[Timing]
 ) -> dict[int, float]:
-    """Time each candidate roughly, there and back: the first may meet a clock that still rises."""
-    rough: dict[int, float] = {}
+    """Time each candidate roughly, after a first launch, which also loads the kernel's code."""
     for i, call in enumerate(calls):
-        # The first launch also loads the kernel's code.
-        looked = _try(timings[i], lambda call=call: timer.sample(call, 1 + count))
-        if looked is not None:
-            rough[i] = timings[i].ms = min(looked[1:])
-    for i in reversed(list(rough) if len(rough) > 1 else []):
-        looked = _try(timings[i], lambda i=i: timer.sample(calls[i], count))
-        if looked is None:
-            del rough[i]
-        else:
-            rough[i] = timings[i].ms = min(rough[i], *looked)
+        _try(timings[i], lambda call=call: timer.sample([call]))
+    left = [i for i, timing in enumerate(timings) if not timing.reason]
+    if left:
+        _take_turns(calls, timer, timings, left, rotation(len(left), _LOOKS))
+    rough: dict[int, float] = {}
+    for i in left:
+        if not timings[i].reason:
+            rough[i] = timings[i].ms = min(timings[i].samples)
+            timings[i].samples.clear()
     return rough
 
 
-def _try(timing: Timing, work: Callable[[], list[float]]) -> list[float] | None:
+def _take_turns(
+    calls: Sequence[Call],
+    timer: CallTimer,
+    timings: Sequence[Timing],
+    left: Sequence[int],
+    orders: Sequence[Sequence[int]],
+) -> None:
+    """Time candidates in some orders, one after the other; a round that fails counts for none."""
+    sequence = [left[place] for order in orders for place in order]
     try:
-        return work()
+        taken = timer.sample([calls[i] for i in sequence])
+    except Exception:
+        for i in left:
+            _try(timings[i], lambda i=i: timer.sample([calls[i]]))
+        if not any(timings[i].reason for i in left):
+            raise
+        return
+    for i, ms in zip(sequence, taken):
+        timings[i].samples.append(ms)
+
+
+def _try(timing: Timing, work: Callable[[], list[float]]) -> None:
+    try:
+        work()
     except Exception as error:
         timing.reason = f"{type(error).__name__}: {error}"
         timing.ms = None
         timing.samples.clear()
-        return None
 
 
-def _middle(sample: Sequence[float]) -> float:
-    """The mean without the lowest and the highest quarter: finer than the events' 32 ns."""
-    cut = len(sample) // 4
-    return statistics.fmean(sorted(sample)[cut : len(sample) - cut])
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean without the lowest and the highest quarter, and its standard error."""
+    ordered, cut = sorted(values), len(values) // 4
+    middle = ordered[cut : len(ordered) - cut]
+    if len(ordered) < 2:
+        return ordered[0], math.inf
+    # The error of a trimmed mean is that of the values with the outer ones drawn in.
+    drawn_in = [middle[0]] * cut + middle + [middle[-1]] * cut
+    error = statistics.stdev(drawn_in) * math.sqrt(len(ordered)) / len(middle)
+    return statistics.fmean(middle), error
 
 
-def _ratios(samples: Sequence[Sequence[float]]) -> tuple[int, list[list[float]]]:
-    """Return who is the best, and for each the rounds' ratios to that one.
+def _ratios(samples: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Return the logarithm of each one's time over the best's, and its standard error.
 
-    The best is the one of the lowest median of its share in its round's median, which a drift
-    of the clock between rounds moves for all alike.
+    They follow from launches that were neighbours, which a drift of the clock moves alike.
     """
-    middle = [statistics.median(row) for row in zip(*samples)]
-    shares = [statistics.median(x / m for x, m in zip(own, middle)) for own in samples]
-    best = min(range(len(samples)), key=shares.__getitem__)
-    return best, [[a / b for a, b in zip(own, samples[best])] for own in samples]
+    logs = [[math.log(max(ms, 1e-6)) for ms in own] for own in samples]
+
+    def over(base: Sequence[float]) -> list[tuple[float, float]]:
+        return [_middle([a - b for a, b in zip(own, base)]) for own in logs]
+
+    first = over(logs[0])
+    best = min(range(len(logs)), key=lambda i: first[i][0])
+    return over(logs[best])
 
 
-def _certain(rounds: int) -> int:
-    """How many of the ordered ratios to drop at each end for an interval of at least 95 %."""
-    dropped, share = 0, 0.5**rounds
-    total = share
-    while True:
-        share *= (rounds - dropped) / (dropped + 1)
-        if total + share > 0.025:
-            return dropped
-        total += share
-        dropped += 1
-
-
-def _is_settled(samples: Sequence[Sequence[float]], band: float) -> bool:
+def _is_settled(ratios: Sequence[tuple[float, float]], band: float) -> bool:
     """Whether more rounds would hardly change the winner.
 
     The winner is the first that is equal to the best. It stays the same as long as it is certain
     of itself and of everyone before it on which side of the band they lie, or that they are within
     twice the band of the best, so that whichever is taken is as good.
     """
-    if len(samples) < 2:
-        return True
-    best, ratios = _ratios(samples)
-    first = next(i for i, own in enumerate(ratios) if statistics.median(own) <= 1 + band)
-    for i in range(first + 1):
-        ordered = sorted(ratios[i])
-        dropped = _certain(len(ordered))
-        low, high = ordered[dropped], ordered[-1 - dropped]
-        if i != best and low <= 1 + band and high > 1 + 2 * band:
-            return False
-    return True
+    equal, as_good = math.log(1 + band), math.log(1 + 2 * band)
+    first = next(i for i, (ratio, _) in enumerate(ratios) if ratio <= equal)
+    return all(
+        ratio - 2 * error > equal or ratio + 2 * error <= as_good
+        for ratio, error in ratios[: first + 1]
+    )
+
+
+def _those_near(
+    timings: Sequence[Timing],
+    left: Sequence[int],
+    ratios: Sequence[tuple[float, float]],
+    band: float,
+) -> list[int]:
+    """Return those that may still win; of the others note how much slower they are."""
+    near: list[int] = []
+    for i, (ratio, error) in zip(left, ratios):
+        if ratio - 3 * error <= math.log(1 + 2 * band):
+            near.append(i)
+        else:
+            timing = timings[i]
+            timing.ms, timing.ratio = _middle(timing.samples)[0], math.exp(ratio)
+            timing.reason = (
+                f"{len(timing.samples)} launches found it {timing.ratio:.3f} times as slow"
+            )
+    return near
 
 
 def _conclude(
@@ -251,19 +276,16 @@ def _conclude(
 ) -> Comparison:
     if not left:
         return Comparison(timings, None, rounds=rounds)
-    if rounds:
-        _, ratios = _ratios([timings[i].samples for i in left])
-        found = [statistics.median(own) for own in ratios]
-        equal = [i for i, ratio in zip(left, found) if ratio <= 1 + plan.band]
+    equal = [winner := left[0]]
+    timings[winner].ratio = 1.0
+    if rounds and len(timings[winner].samples) > 1:
+        ratios = _ratios([timings[i].samples for i in left])
+        equal = [i for i, (ratio, _) in zip(left, ratios) if ratio <= math.log(1 + plan.band)]
         winner = equal[0]
-        own = timings[winner].samples
-        for i in left:
-            timings[i].ms = statistics.median(timings[i].samples)
-            pairs = zip(timings[i].samples, own)
-            timings[i].ratio = statistics.median(a / b for a, b in pairs)
-    else:
-        equal = [winner := left[0]]
-        timings[winner].ratio = 1.0
+        own = dict(zip(left, ratios))[winner][0]
+        for i, (ratio, _) in zip(left, ratios):
+            timings[i].ms = _middle(timings[i].samples)[0]
+            timings[i].ratio = math.exp(ratio - own)
     for i in rough:
         if i not in left and not timings[i].reason:
             timings[i].ratio = rough[i] / rough[winner]
@@ -291,9 +313,7 @@ class DeviceTimer:
         self._flush = torch.empty(2 * cache, dtype=torch.int8, device=device)
         self._device = device
         self._before = before
-        if time.perf_counter() - _last_used.get(device, -math.inf) > _IDLE_AFTER_S:
-            for _ in range(_WARM_FILLS):
-                self._flush.zero_()
+        self._events: list[list[torch.cuda.Event]] = []
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.device(device):
             start.record()
@@ -303,18 +323,20 @@ class DeviceTimer:
             end.synchronize()
         self._fill_ms = start.elapsed_time(end) / _FILLS
 
-    def sample(self, call: Call, calls: int) -> list[float]:
-        """Time `calls` launches; see `CallTimer`."""
-        made = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(calls)]
+    def sample(self, calls: Sequence[Call]) -> list[float]:
+        """Time launches; see `CallTimer`."""
+        while len(self._events) < len(calls):
+            self._events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+        made = self._events[: len(calls)]
         host_s: list[float] = []
         with torch.cuda.device(self._device), _no_collection():
             stream = torch.cuda.current_stream()
             # A kernel spins until the host is far enough ahead, so that no time of the host is
             # between events: the device needs as long for each launch as for the buffer, at least.
             wanted_ms = 1.5 * self._host_ms
-            lead_ms = 0.1 + 2 * wanted_ms + calls * max(0.0, wanted_ms - self._fill_ms)
+            lead_ms = 0.1 + 2 * wanted_ms + len(calls) * max(0.0, wanted_ms - self._fill_ms)
             cast("Any", torch.cuda)._sleep(int(lead_ms * _CYCLES_PER_MS))
-            for start, end in made:
+            for (start, end), call in zip(made, calls):
                 began = time.perf_counter()
                 self._before()
                 self._flush.zero_()
@@ -324,7 +346,6 @@ class DeviceTimer:
                 host_s.append(time.perf_counter() - began)
             self._host_ms = statistics.median(host_s) * 1e3  # the first may load or compile
             torch.cuda.synchronize(self._device)
-        _last_used[self._device] = time.perf_counter()
         return [start.elapsed_time(end) for start, end in made]
 
 

@@ -32,7 +32,6 @@ SPILLS = 16
 """Registers of a thread in memory above which a generated kernel's config is not measured."""
 
 _CALLS = 20
-_CLOCK_EVERY = 7  # rounds: reading it takes longer than many a kernel
 
 Search = Callable[[MeasureAll], Config]
 
@@ -149,7 +148,7 @@ class Session:
 
     def time(self, config: Config) -> float:
         """Return the median device time of a loaded config, in ms."""
-        return statistics.median(self._timer.sample(self._call(config), 1 + _CALLS)[1:])
+        return statistics.median(self._timer.sample([self._call(config)] * (1 + _CALLS))[1:])
 
     def measure(self, configs: Sequence[Config]) -> list[float]:
         """Compile and time configs, of which the first is the one to beat; see `MeasureAll`.
@@ -172,7 +171,7 @@ class Session:
 
     def _on_round(self, done: int, left: int) -> None:
         self._rounds += bool(done)
-        if self._clock is not None and done % _CLOCK_EVERY == 0:
+        if self._clock is not None:
             self._clock.read()
         _log.info("%s: round %d of %d configs", self._loaded.kernel.short_name, done, left)
 

@@ -184,9 +184,9 @@ def test_what_is_compared_and_why_others_are_not(monkeypatch):
         def __init__(self, device, before):
             self.before = before
 
-        def sample(self, call, calls):
+        def sample(self, calls):
             self.before()
-            return [call()] * calls
+            return [call() for call in calls]
 
     monkeypatch.setattr(measure, "DeviceTimer", Timer)
     times = {1: 0.2, 2: 0.1, 4: None}
