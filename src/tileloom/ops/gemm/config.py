@@ -281,8 +281,8 @@ def _size_reasons(problem: MatmulProblem, block_m: int, block_n: int, splits: in
     )
     if tiles > limit:
         why.append(f"there are {tiles} tiles of {block_m} x {block_n}, more than {limit}")
-    if problem.chunks > limit // TABLE_INTS:
-        why.append(f"there are {problem.chunks} chunks, more than {limit // TABLE_INTS}")
+    if problem.chunks > limit // (TABLE_INTS + 1):
+        why.append(f"there are {problem.chunks} chunks, more than {limit // (TABLE_INTS + 1)}")
     return why
 
 

@@ -20,10 +20,10 @@ from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {
-    "matmul_kernel": "columns of the bias and of an edge's stores are below N and a tile, and N is "
-    "held under 2^31 - 512 by `reasons_against`, which holds the chunks under a quarter of that: "
-    "a table has 4 integers for each; rows are multiplied with 64 bits, and the TMA unit takes "
-    "coordinates, below the same sizes",
+    "matmul_kernel": "columns of the bias are below N and a tile, and N is held under 2^31 - 512 "
+    "by `reasons_against`, which holds the chunks under a fifth of that: a table has 5 integers "
+    "for each; rows are multiplied with 64 bits, and the TMA unit takes coordinates, below the "
+    "same sizes",
 }
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
 
