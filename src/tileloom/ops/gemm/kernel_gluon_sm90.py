@@ -47,6 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.memory import globaltimer, load_acquire, store_release
+from tileloom.ops.gemm.pieces_activation import activate_gluon
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
     gather_parts,
     k_range,
@@ -170,19 +171,12 @@ def _multiply(
         a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
         b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
         if TAIL > 0:
-            # A narrow wgmma waits for shared memory, a wide one for the tensor core: the
-            # warpgroups begin with different ones.
-            bt = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
-            if WG == 1:
-                tail = warpgroup_mma(a, bt, tail, use_acc=step != 0, is_async=True)
             acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
-            if WG != 1:
-                tail = warpgroup_mma(a, bt, tail, use_acc=step != 0, is_async=True)
-        else:
-            acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
-        if TAIL > 0:
+            b = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
+            tail = warpgroup_mma(a, b, tail, use_acc=step != 0, is_async=True)
             acc, tail = warpgroup_mma_wait(2, deps=(acc, tail))
         else:
+            acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
             acc = warpgroup_mma_wait(1, deps=(acc,))
         if step != 0:
             arrive_each_thread(empty.index(before))
@@ -233,8 +227,13 @@ def _consumer(
         if HAS_BIAS:
             bias_smem.store(bias)
         if SPLITS == 1:
+            # Where no bias, in registers for a slice at a time, comes before it: all at once.
+            IS_FIRST: gl.constexpr = not HAS_BIAS and TAIL == 0
+            if IS_FIRST:
+                acc = activate_gluon(acc, ACTIVATION, c_smem.dtype.fp_mantissa_width)
             store_tile(acc, 0, out_desc, bias_smem, c_smem, residual_full, stored & 1, batch, row,
-                       col, WG, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, SWAP_AB)  # fmt: skip
+                       col, WG, BUFFERS, "" if IS_FIRST else ACTIVATION, HAS_BIAS, HAS_RESIDUAL,
+                       SWAP_AB)  # fmt: skip
             if TAIL > 0:
                 store_tile(tail, (WN - TAIL) // c_smem.type.shape[3], out_desc, bias_smem, c_smem,
                            residual_full, stored & 1, batch, row, col, WG, BUFFERS, ACTIVATION,
