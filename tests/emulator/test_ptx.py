@@ -82,6 +82,29 @@ def test_predicates_select_lanes():
     assert lanes.registers["e"].tolist() == [20, 10, 20, 10]
 
 
+def test_a_vote_is_of_32_neighbours():
+    text = """{.reg .pred p, any, all; setp.ne.u32 p, a, 0;
+        vote.sync.any.pred any, p, 0xffffffff; vote.sync.all.pred all, !p, 0xffffffff;
+        selp.b32 d, 1, 0, any; selp.b32 e, 1, 0, all; }"""
+    a = np.zeros(70, np.uint32)
+    a[[40, 69]] = 1
+    lanes = play(text, 70, a=a)
+    assert lanes.registers["d"].tolist() == [0] * 32 + [1] * 38
+    assert lanes.registers["e"].tolist() == [1] * 32 + [0] * 38
+
+
+@pytest.mark.parametrize(
+    ("vote", "reason"),
+    [
+        ("vote.sync.ballot.b32 d, p, 0xffffffff;", "only vote"),
+        ("vote.sync.any.pred p, p, 1;", "some"),
+    ],
+)
+def test_other_votes_are_refused(vote, reason):
+    with pytest.raises(emulator.UnsupportedKernelError, match=reason):
+        play(".reg .pred p; setp.ne.u32 p, a, 0; " + vote, a=u32(0, 1, 2, 3))
+
+
 def test_lanes_that_branch_apart_meet_again():
     text = """{
         .reg .pred p;

@@ -47,8 +47,8 @@ def test_exponentials_run_before_the_wait_for_pv(shipped_results, version, name)
 
 
 GLUON = {n for n, spec in shipped.SPECS.items() if spec.gluon and shipped.is_quick(n)}
-# `device/barriers.py` and `device/order.py`: turns of up to three consumers, cleared V, the pin.
-OURS = {8, 9, 10, 12, 15}
+# `device/barriers.py` and `device/order.py`: slots, cleared V, turns of up to three consumers, pin.
+OURS = set(range(8, 16))
 
 
 @of_each_version(GLUON)
@@ -61,11 +61,16 @@ def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, na
     if name.startswith("norm"):
         assert max(ids) < 8  # one partition, whose threads meet by Triton's barrier alone
         return
-    if name.startswith("attention"):
+    if "_fwd_" in name:
+        constexprs = shipped.SPECS[name].constexprs
+        assert {("13", "256"), ("14", "256")} <= set(used)  # the turns of the first two consumers
+        slots = set(re.findall(r"\bbar\.(arrive|sync) %r\d+, (\d+)", ptx))
+        threads = str(128 * constexprs["CONSUMERS"] + 32)
+        named = constexprs["STAGES"] == 2
+        assert slots == ({("arrive", threads), ("sync", threads)} if named else set())
+    elif name.startswith("attention"):
         assert ("8", "256") in used
     else:
         assert max(ids) < 8  # the product orders its warpgroups by mbarriers alone
-    if "_fwd_" in name:
-        assert ("9", "256") in used  # the turn of the second consumer
     assert any(ident < 8 for ident in ids)
     assert "cp.async.mbarrier.arrive.noinc" in ptx

@@ -154,7 +154,7 @@ def strange_part(parts: tuple[str, ...]) -> str | None:
 def play(lanes: Lanes, i: Instruction) -> None:
     """Run one value instruction."""
     name = i.parts[0]
-    strange = strange_part(i.parts)
+    strange = strange_part(i.parts if name != "vote" else (name, *i.parts[3:]))
     if strange:
         raise lanes.fail(f"'.{strange}' is not known", i)
     function = _PLAY.get(name)
@@ -294,6 +294,22 @@ def _selp(lanes: Lanes, i: Instruction) -> None:
     lanes.write(target, np.where(pick, lanes.raw(a, i.type), lanes.raw(b, i.type)))
 
 
+def _vote(lanes: Lanes, i: Instruction) -> None:
+    """Whether a predicate holds in any or in all of 32 neighbours that run the instruction."""
+    target, source, members = i.operands
+    if i.parts[1] != "sync" or i.parts[2:] not in (("any", "pred"), ("all", "pred")):
+        raise lanes.fail("of votes, only vote.sync.any.pred and vote.sync.all.pred are known", i)
+    if (np.asarray(lanes.read(members, "b32")) != 0xFFFFFFFF).any():
+        raise lanes.fail("a vote of some lanes of a warp", i)
+    holds = np.broadcast_to(lanes.raw(source.lstrip("!"), "pred").astype(np.bool_), lanes.count)
+    holds = ~holds if source.startswith("!") else holds
+    unite = np.logical_or if i.parts[2] == "any" else np.logical_and
+    if lanes.mask is not None:
+        holds = np.where(lanes.mask, holds, i.parts[2] == "all")
+    warps = unite.reduceat(holds, range(0, lanes.count, 32))
+    lanes.write(target, np.repeat(warps, 32)[: lanes.count])
+
+
 _ROUNDING = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _ELEMENT = {"e4m3x2": "f8E4M3FN", "e5m2x2": "f8E5M2"}
 
@@ -397,7 +413,7 @@ def _cvta(lanes: Lanes, i: Instruction) -> None:
 _PLAY: dict[str, Callable[[Any, Any], None]] = {
     "mov": _mov, "mul": _multiply, "mad": _multiply, "fma": _multiply, "shl": _shift, "shr": _shift,
     "setp": _setp, "selp": _selp, "cvt": _cvt, "bfe": _bits_extract, "prmt": _permute,
-    "lop3": _lop3,
+    "lop3": _lop3, "vote": _vote,
     "popc": _count_bits, "clz": _count_bits, "cvta": _cvta,
     **dict.fromkeys([*_BINARY, "min", "max", "div", "rem", "copysign"], _binary),
     **dict.fromkeys(_UNARY, _unary),

@@ -137,7 +137,7 @@ def gluon_config(spec: KernelSpec) -> GluonSm90Config:
     c: Any = spec.constexprs
     store = "tma" if c["STORE_TMA"] else "registers"
     block_n = _tile(spec, "k_desc")[1][2]
-    rest = (c["REGISTERS"], c["PIN"], c["RIDE_STAGES"])
+    rest = (c["REGISTERS"], c["PIN"], c["RIDE_STAGES"], c["TURNS"], c["HELD"], c["LAZY"])
     return GluonSm90Config(c["CONSUMERS"], block_n, c["STAGES"], store, *rest)
 
 

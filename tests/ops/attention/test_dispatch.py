@@ -167,10 +167,16 @@ def test_the_rule_gives_a_portable_config_that_runs_for_every_head_dim(target, d
         ReferenceConfig(),
         TritonConfig(128, 32, 8, 3, 64),
         GluonSm90Config(3, 64, 3, "registers", 160, True, 2),
+        GluonSm90Config(turns=False, held=64, lazy=True),
     ],
 )
 def test_a_config_survives_the_schema(config):
     assert decode(config.encode()) == config
+
+
+def test_a_config_of_an_older_record_is_read():
+    assert decode("gluon_sm90:3,128,4,tma,160,0") == GluonSm90Config(3, 128, 4, "tma", 160)
+    assert decode("gluon_sm90:2,64,2,tma,240,1,2") == GluonSm90Config(2, 64, 2, "tma", 240, True, 2)
 
 
 def test_an_explicit_config_is_taken_or_refused_with_its_reasons():

@@ -172,6 +172,7 @@ def test_a_bound_beyond_int64_is_no_bound():
         (GluonSm90Config(registers=500), "registers is 500"),
         (GluonSm90Config(consumers=3, registers=240), "registers is 240"),
         (GluonSm90Config(store="bogus"), "store is 'bogus'"),
+        (GluonSm90Config(held=48), "held is 48"),
         (GluonSm90Config(2, 64, 2, "registers", 240), "needs 32 columns"),
     ],
 )

@@ -111,6 +111,10 @@ class GluonSm90Config:
         pin: Hold the wait for P V behind the softmax; see `tileloom.device.order.pin`.
         ride_stages: Blocks of a bias or mask in shared memory, for one that the TMA unit can read;
             0: none, each thread loads what it needs.
+        turns: Let the warpgroups take turns at the tensor cores.
+        held: Columns of Q that are held in registers, and not read again from shared memory: 0, a
+            quarter, half or all of them.
+        lazy: Multiply O only when a maximum has grown by 8, and by branching around it.
     """
 
     consumers: int = 2
@@ -120,13 +124,17 @@ class GluonSm90Config:
     registers: int = 240
     pin: bool = False
     ride_stages: int = 0
+    turns: bool = True
+    held: int = 0
+    lazy: bool = False
     backend = "gluon_sm90"
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
         return (
             f"gluon_sm90:{self.consumers},{self.block_n},{self.stages},{self.store},"
-            f"{self.registers},{int(self.pin)},{self.ride_stages}"
+            f"{self.registers},{int(self.pin)},{self.ride_stages},{int(self.turns)},{self.held},"
+            f"{int(self.lazy)}"
         )
 
     @property
@@ -148,6 +156,13 @@ class GluonSm90Config:
         """Return why this config cannot run the problem on the target; empty if it can."""
         width, tiles, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
         why = self._faults(width_v)
+        if self.held and (tiles > 1 or self.held not in (width // 4, width // 2, width)):
+            why.append(
+                f"held is {self.held}, not 0, a quarter, half or all of the {width * tiles} columns"
+                " that q has in one tile"
+            )
+        elif self.held % 64 and self.held != width:
+            why.append(f"held is {self.held}, not a multiple of 64 or all {width} columns")
         if self.store == "tma" and (tiles > 1 or width != width_v):
             why.append(
                 f"store is 'tma', which takes v as wide as q, and their head dims are "
@@ -281,13 +296,19 @@ def decode(text: str) -> AttentionConfig | None:
             )
         store: Literal["tma", "registers"] = "tma" if fields[3] == "tma" else "registers"
         consumers, block_n, stages = (int(f) for f in fields[:3])
-        pin, ride_stages = fields[5] == "1", int(fields[6]) if len(fields) > 6 else 0
-        return GluonSm90Config(consumers, block_n, stages, store, int(fields[4]), pin, ride_stages)
+        rest = (
+            fields[6:] + ["0", "1", "0", "0"][len(fields) - 6 :]
+        )  # what an older text does not have
+        ride_stages, turns, held, lazy = (int(f) for f in rest)
+        return GluonSm90Config(
+            consumers, block_n, stages, store, int(fields[4]), fields[5] == "1", ride_stages,
+            turns == 1, held, lazy == 1,
+        )  # fmt: skip
     return ReferenceConfig() if backend == "reference" else None
 
 
 def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
-    """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
+    """Give the Hopper config for a problem, as measured on an H200 on 2026-11-28."""
     width, tiles, d = head_tiles(problem.head_dim, problem.head_dim_v)
     if tiles > 1 or width != d:
         return _uneven_rule(problem)
@@ -295,22 +316,24 @@ def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:
         if d == 256:
             return GluonSm90Config(2, 64, 2, "registers", 240, True, 1)
         if d == 128:
-            return GluonSm90Config(2, 128, 2, "tma", 240, False, 1)
+            return GluonSm90Config(2, 128, 2, "tma", 240, False, 1, lazy=True)
         is_crowded = problem.has_mask or problem.dropout_p > 0 or problem.band.has_right
         if is_crowded or not _may_ride(problem):
             return GluonSm90Config(2, 128, 4, "tma", 240, False, 2)
-        return GluonSm90Config(3, 128, 2, "tma", 160, False, 2)
-    if d == 256:  # pinned: 732 against 676 TFLOP/s at 16k full, 645 against 601 causal
-        return GluonSm90Config(2, 64, 2, "registers", 240, pin=True)
-    is_causal = problem.band.has_right
-    if d == 128:  # pinned: 598 against 586 TFLOP/s at 16k causal, 646 against 656 full
-        return GluonSm90Config(2, 128, 2, "tma", 240, pin=is_causal)
-    rows = [-(-problem.len_q // tile) * tile for tile in (128, 192)]
+        return GluonSm90Config(3, 128, 2, "tma", 160, False, 2, lazy=True)
+    if d == 256:
+        return GluonSm90Config(2, 64, 2, "registers", 240, pin=True, lazy=True)
     if problem.dropout_p:  # Philox needs the registers
-        return GluonSm90Config(2, 128, 4, "tma", 240)
+        return GluonSm90Config(2, 128, 2 if d == 128 else 4, "tma", 240, lazy=d == 128)
+    is_causal = problem.band.has_right
+    if d == 128:
+        held = 128 if problem.len_k >= 2048 else 0  # 1k causal: 505 against 500 TFLOP/s
+        return GluonSm90Config(2, 128, 2, "tma", 240, not is_causal, held=held, lazy=True)
+    rows = [-(-problem.len_q // tile) * tile for tile in (128, 192)]
     if rows[1] > 1.2 * rows[0] or (is_causal and problem.len_q < 8192):
-        return GluonSm90Config(2, 128, 4, "tma", 240)  # causal: 403 against 392 TFLOP/s at 4k
-    return GluonSm90Config(3, 128, 4, "tma", 160)  # full: 524 against 434 TFLOP/s at 4k
+        # Causal at 4k: 488 against 454 TFLOP/s; at 16k 525 against 558.
+        return GluonSm90Config(2, 128, 2, "tma", 240, held=64 if d == 64 else 0)
+    return GluonSm90Config(3, 128, 2, "tma", 160, lazy=not is_causal)
 
 
 def _may_ride(problem: AttentionProblem) -> bool:

@@ -3,6 +3,8 @@
     S = Q K^T;  m = max(m, rowmax(S) * c);  P = exp2(S * c - m);  l = l * alpha + rowsum(P)
     O = O * alpha + P V,  alpha = exp2(m_old - m),  c = scale * log2(e);   LSE = (m + log2 l) * ln 2
 
+With LAZY, m stays until it would grow by 8: O is hardly ever multiplied.
+
 Picture. Persistent blocks, one an SM, take tiles of 64 * CONSUMERS query rows of one head. One
 producer warp loads by TMA; each consumer warpgroup owns 64 rows, holds S, P and O in registers, and
 runs the softmax of key block j while P V of block j - 1 is on the tensor cores. Tiles of equal
@@ -37,16 +39,19 @@ their own, with slots as in one, and rows of Q and K may take QK_TILES tiles: 3 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     q_full[b, w]  (1)                 producer's TMA -> consumer w: its 64 rows of Q are there
     q_empty[b, w] (128)               consumer w -> producer: these rows of Q may be overwritten
-    ring_full[s]  (1)                 producer's TMA -> consumers: slot s is filled
-    ring_empty[s] (128 * CONSUMERS)   every consumer thread -> producer: slot s may be filled again
+    ring_full[v][s] (1)               producer's TMA -> consumers: K (v = 0) or V (1) is in slot s
+    ring_empty[v][s] (128 * CONSUMERS) every consumer thread -> producer: it may be filled again
     mail_full[i]  (1)                 producer -> consumers: the number of the next tile is there
     mail_empty[i] (128 * CONSUMERS)   every consumer thread -> producer: it has been read
     ride_full[s, w]  (1)              producer's TMA -> consumer w: its rows of the bias or mask
     ride_empty[s, w] (128)            consumer w -> producer: it has read them
     judged[i]     (128 * CONSUMERS)   every consumer thread -> producer: a tile's O has NaN or not
-Named barriers 8 + w (256): the turns. Warpgroup w issues its wgmmas only after warpgroup w - 1 has
-issued its own, so that one computes its softmax while another uses the tensor cores.
+K and V have mbarriers apart, or Triton would put a barrier of the partition between two waits or
+arrivals in a step. With two stages, named barriers stand for ring_empty: `release`.
+Named barriers 8 + 2 s + v (128 * CONSUMERS + 32): those.
 Named barrier 12 (128 * CONSUMERS): `clear_hidden` or `clear_unseen` is done in all consumers.
+Named barriers 13 + w (256): the turns (TURNS). Warpgroup w issues its wgmmas only after warpgroup
+w - 1 has issued its own, so that one computes its softmax while another uses the tensor cores.
 """
 
 from __future__ import annotations
@@ -66,17 +71,13 @@ from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
 from tileloom.ops.attention.pieces_dropout_sm90 import drop, first_of_rows, kept_bits
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
-    allocate_rings,
     clear_hidden,
     column_of,
     first_letter,
-    issue_scores,
     live_tile,
-    load_rows,
     mail_tile,
     next_tile,
     opened,
-    place_of,
     range_of,
     row_sum,
     rows_of_tile,
@@ -85,9 +86,19 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     store_registers,
     turn_begin,
     turn_end,
-    values_of,
 )
 from tileloom.ops.attention.pieces_philox import crosses_quads, philox_state
+from tileloom.ops.attention.pieces_rings_sm90 import (
+    allocate_barriers,
+    allocate_rings,
+    await_slot,
+    held_columns,
+    issue_scores,
+    load_rows,
+    place_of,
+    release,
+    values_of,
+)
 from tileloom.ops.attention.pieces_scores_sm90 import (
     clear_if_careful,
     following_of,
@@ -96,7 +107,7 @@ from tileloom.ops.attention.pieces_scores_sm90 import (
     load_ride,
     scores_of,
 )
-from tileloom.ops.attention.pieces_step_sm90 import block_softmax, step
+from tileloom.ops.attention.pieces_step_sm90 import block_softmax, from_pairs, packed_pairs, step
 
 LN2 = gl.constexpr(0.6931471805599453)
 
@@ -113,7 +124,7 @@ def _producer(
         lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section, left_top, right_top,
         left_bottom, right_bottom,
     ) = work  # fmt: skip
-    SLOTS: gl.constexpr = ring_full.type.shape[0]
+    SLOTS: gl.constexpr = 2 * ring_full[0].type.shape[0]
     BLOCK_N: gl.constexpr = rings[0].type.shape[3]
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
     Q_BUFFERS: gl.constexpr = q_full.type.shape[0] // CONSUMERS
@@ -155,10 +166,10 @@ def _producer(
             k_slot, k_phase = slot_of(item, SLOTS)
             v_slot, v_phase = slot_of(item + 1, SLOTS)
             col = column_of(j, blocks, end, BLOCK_N, HAS_LEFT or HAS_RIGHT)
-            mbarrier.wait(ring_empty.index(k_slot), k_phase ^ 1)
-            mbarrier.expect(ring_full.index(k_slot), TILES * k_desc.block_type.nbytes)
+            await_slot(ring_empty, item, k_slot, k_phase, 0, CONSUMERS)
+            mbarrier.expect(ring_full[0].index(k_slot // 2), TILES * k_desc.block_type.nbytes)
             at, place_k = (batch_k, kv_head, col), place_of(rings, k_slot, SLOTS) * TILES
-            load_rows(k_desc, at, ring_full.index(k_slot), rings[0], place_k, TILES)
+            load_rows(k_desc, at, ring_full[0].index(k_slot // 2), rings[0], place_k, TILES)
             if j == 0:
                 for w in gl.static_range(CONSUMERS):
                     buffer = (count % Q_BUFFERS) * CONSUMERS + w
@@ -171,10 +182,10 @@ def _producer(
                     ride_desc, batch * ride_b, head * ride_h, row, col, item // 2, ride,
                     ride_full, ride_empty, CONSUMERS,
                 )  # fmt: skip
-            mbarrier.wait(ring_empty.index(v_slot), v_phase ^ 1)
-            mbarrier.expect(ring_full.index(v_slot), v_desc.block_type.nbytes)
+            await_slot(ring_empty, item + 1, v_slot, v_phase, 1, CONSUMERS)
+            mbarrier.expect(ring_full[1].index(v_slot // 2), v_desc.block_type.nbytes)
             place_v = place_of(rings, v_slot, SLOTS)
-            load_rows(v_desc, at, ring_full.index(v_slot), rings[1], place_v, 1)
+            load_rows(v_desc, at, ring_full[1].index(v_slot // 2), rings[1], place_v, 1)
             if DYNAMIC:
                 # Behind the first loads, which hide the latency of the atomic.
                 if (j == 0) & (place == letter):
@@ -198,11 +209,11 @@ def _producer(
 
 @gluon.jit
 def _consumer(
-    WG: gl.constexpr, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
-    o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS: gl.constexpr,
+    WG: gl.constexpr, smem, work, packed, scores, dropout, target, scale, CONSUMERS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     DYNAMIC: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr,
-    PACKED: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
+    TURNS: gl.constexpr, HELD: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr,
+    ALIGNED: gl.constexpr, PACKED: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
     MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
@@ -210,7 +221,8 @@ def _consumer(
         lengths_ptr, heads_q, _group, len_q, len_k, tiles, heads, section, left_top, right_top,
         left_bottom, right_bottom,
     ) = work  # fmt: skip
-    SLOTS: gl.constexpr = ring_full.type.shape[0]
+    o_desc, o_ptr, o_batch_stride, o_head_stride, o_row_stride, lse_ptr, head_dim_8 = target
+    SLOTS: gl.constexpr = 2 * ring_full[0].type.shape[0]
     BLOCK_N: gl.constexpr = rings[0].type.shape[3]
     D: gl.constexpr = rings[1].type.shape[4]
     BLOCK_M: gl.constexpr = 64 * CONSUMERS
@@ -221,9 +233,11 @@ def _consumer(
     ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     EDGE: gl.constexpr = not EVEN
     BAND: gl.constexpr = HAS_RIGHT or HAS_LEFT
+    CUT_LEFT: gl.constexpr = HAS_LEFT and not APART
+    CUT_EDGE: gl.constexpr = EDGE and not ALIGNED
     LEFT_LOOP: gl.constexpr = HAS_LEFT or (HAS_RIGHT and EDGE)
     HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
-    if WG == CONSUMERS - 1:
+    if TURNS and WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
     letter = gl.program_id(0)
     none = first_letter(tiles * heads, PACKED)
@@ -257,10 +271,10 @@ def _consumer(
             edge = gl.minimum(gl.maximum((end - first) // BLOCK_N, clear), blocks)
 
         buffer = (count % Q_BUFFERS) * CONSUMERS + WG
-        q = (q_smem, buffer)
         slot, phase = slot_of(base, SLOTS)
         mbarrier.wait(q_full.index(buffer), (count // Q_BUFFERS) & 1)
-        mbarrier.wait(ring_full.index(slot), phase)
+        q = (q_smem, buffer, held_columns(q_smem, buffer, HELD, S_LAYOUT))
+        mbarrier.wait(ring_full[0].index(slot // 2), phase)
         given = ()
         if HIDES:
             given = given_of(
@@ -272,10 +286,10 @@ def _consumer(
                 rings, ring_full, base, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi, given, WG,
                 CONSUMERS, HAS_LEFT, HAS_RIGHT, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
             )  # fmt: skip
-        turn_begin(WG)
+        turn_begin(WG, TURNS)
         zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
-        s = issue_scores(q, rings, slot, SLOTS, zero)
-        turn_end(WG, CONSUMERS)
+        s = issue_scores(q, rings, slot, SLOTS, zero, HELD)
+        turn_end(WG, CONSUMERS, TURNS)
         dropped = ()
         if DROPOUT:
             seed, offset, threshold, _keep_scale = dropout
@@ -289,16 +303,16 @@ def _consumer(
                 tma.store_wait(0)
                 arrive_each_thread(q_empty.index(((count - 1) % Q_BUFFERS) * CONSUMERS + WG))
         s = warpgroup_mma_wait(0, deps=[s])
-        arrive_each_thread(ring_empty.index(slot))
+        release(ring_empty, slot, 0, CONSUMERS)
         m = gl.full([64], float("-inf"), gl.float32, ROWS)
         p, _, m, total = block_softmax(
             s, m, row_sum(zero), scale, row, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi,
-            base, given, WG, CONSUMERS, HAS_RIGHT, HAS_LEFT, EDGE, True, EVEN, BIAS_MODE,
-            BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
+            base, given, WG, CONSUMERS, HAS_RIGHT, CUT_LEFT, CUT_EDGE, True, EVEN,
+            BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, False,
         )  # fmt: skip
         if DROPOUT:
             p = drop(p, bits)
-        p = gl.convert_layout(p.to(q_smem.dtype), P_LAYOUT, assert_trivial=True)
+        p = packed_pairs(p, q_smem.dtype)
         acc = gl.zeros([64, D], gl.float32, O_LAYOUT)
 
         if HAS_RIGHT:
@@ -306,40 +320,41 @@ def _consumer(
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
                     q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
-                    lo, hi, scale, given, dropped, WG, CONSUMERS, True, HAS_LEFT, EDGE, PIN,
-                    HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
-                    DROPOUT,
+                    lo, hi, scale, given, dropped, WG, CONSUMERS, True, CUT_LEFT, CUT_EDGE, PIN,
+                    TURNS, HELD, LAZY, HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE,
+                    MASK_VECTOR, DROPOUT,
                 )  # fmt: skip
         for j in range(clear, edge):
             col = column_of(j, blocks, end, BLOCK_N, BAND)
             p, acc, m, total = step(
                 q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
-                lo, hi, scale, given, dropped, WG, CONSUMERS, False, False, False, PIN, HAS_LEFT,
-                HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT,
+                lo, hi, scale, given, dropped, WG, CONSUMERS, False, False, False, PIN, TURNS, HELD,
+                LAZY, HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
+                DROPOUT,
             )  # fmt: skip
         if LEFT_LOOP:
             for j in range(edge, blocks):
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
                     q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
-                    lo, hi, scale, given, dropped, WG, CONSUMERS, False, HAS_LEFT, EDGE, PIN,
-                    HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR,
-                    DROPOUT,
+                    lo, hi, scale, given, dropped, WG, CONSUMERS, False, HAS_LEFT, EDGE, PIN, TURNS,
+                    HELD, LAZY, HAS_LEFT, HAS_RIGHT, EVEN, BIAS_MODE, BIAS_VECTOR, MASK_MODE,
+                    MASK_VECTOR, DROPOUT,
                 )  # fmt: skip
         base += 2 * blocks
         if not STORE_TMA:
             arrive_each_thread(q_empty.index(buffer))
 
         slot, phase = slot_of(base - 1, SLOTS)
-        mbarrier.wait(ring_full.index(slot), phase)
+        mbarrier.wait(ring_full[1].index(slot // 2), phase)
         v = values_of(rings, slot, SLOTS)
         if HAS_LEFT:
             hidden = start - (end - blocks * BLOCK_N)
             if (start > 0) & (hidden > 0):
                 clear_hidden(v, hidden, WG, CONSUMERS)
-        turn_begin(WG)
-        acc = warpgroup_mma(p, v, acc, is_async=True)
-        turn_end(WG, CONSUMERS)
+        turn_begin(WG, TURNS)
+        acc = warpgroup_mma(from_pairs(p, q_smem.dtype, P_LAYOUT), v, acc, is_async=True)
+        turn_end(WG, CONSUMERS, TURNS)
         sums = gl.convert_layout(gl.sum(total, 1), ROWS)
         is_empty = sums == 0.0
         if BIAS_MODE > 0:  # m is in natural units
@@ -356,7 +371,7 @@ def _consumer(
         if DROPOUT:
             inverse = inverse * dropout[3]
         acc = warpgroup_mma_wait(0, deps=[acc])
-        arrive_each_thread(ring_empty.index(slot))
+        release(ring_empty, slot, 1, CONSUMERS)
         acc = acc * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, O_LAYOUT)), 1)
         o = acc.to(q_smem.dtype)
         at = (batch_q.to(gl.int64) * o_batch_stride + head.to(gl.int64) * o_head_stride) * 8
@@ -372,8 +387,8 @@ def _consumer(
             store_registers(o_ptr + at, o_row_stride, o, row, rows, head_dim_8)
         letter = next_tile(letter, count + PACKED, mail, mail_full, mail_empty, DYNAMIC or HIDES)
         count += 1
-    if WG == 0:
-        turn_begin(WG)  # nobody is left waiting for the last turn that was passed on
+    if TURNS and WG == 0:
+        turn_begin(WG, TURNS)  # nobody is left waiting for the last turn that was passed on
     if STORE_TMA:
         tma.store_wait(0)
 
@@ -401,7 +416,9 @@ def attention_fwd_kernel(
     keep_scale,
     CONSUMERS: gl.constexpr, STAGES: gl.constexpr, RIDE_STAGES: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr, REGISTERS: gl.constexpr,
+    EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr, TURNS: gl.constexpr,
+    HELD: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr, ALIGNED: gl.constexpr,
+    REGISTERS: gl.constexpr,
     BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr,
     MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr, QK_TILES: gl.constexpr,
 ):  # fmt: skip
@@ -412,28 +429,14 @@ def attention_fwd_kernel(
     gl.static_assert(not PACKED or (BIAS_MODE < 3 and MASK_MODE < 3))
     Q_BUFFERS: gl.constexpr = 2 if STORE_TMA else 1
     dtype: gl.constexpr = q_desc.dtype
-    bars: gl.constexpr = mbarrier.MBarrierLayout()
-    THREADS: gl.constexpr = 128 * CONSUMERS
     Q_TILES: gl.constexpr = Q_BUFFERS * CONSUMERS * QK_TILES
     q_smem = gl.allocate_shared_memory(dtype, [Q_TILES, 1, 1, 64, D], q_desc.layout)
     rings = allocate_rings(k_desc, v_desc, STAGES, QK_TILES)
     MAIL: gl.constexpr = gl.int64 if PACKED else gl.int32
     mail = gl.allocate_shared_memory(MAIL, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_BUFFERS * CONSUMERS, 1], bars)
-    q_empty = gl.allocate_shared_memory(gl.int64, [Q_BUFFERS * CONSUMERS, 1], bars)
-    ring_full = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], bars)
-    ring_empty = gl.allocate_shared_memory(gl.int64, [2 * STAGES, 1], bars)
-    mail_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
-    mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
-    for b in gl.static_range(Q_BUFFERS * CONSUMERS):
-        mbarrier.init(q_full.index(b), count=1)
-        mbarrier.init(q_empty.index(b), count=128)
-    for b in gl.static_range(2 * STAGES):
-        mbarrier.init(ring_full.index(b), count=1)
-        mbarrier.init(ring_empty.index(b), count=THREADS)
-    for b in gl.static_range(2):
-        mbarrier.init(mail_full.index(b), count=1)
-        mbarrier.init(mail_empty.index(b), count=THREADS)
+    q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = allocate_barriers(
+        Q_BUFFERS, CONSUMERS, STAGES
+    )
     if not STORE_TMA:
         o_desc = q_desc  # never used; a partition takes no None
     if not HAS_LENGTHS:
@@ -456,6 +459,7 @@ def attention_fwd_kernel(
         )  # fmt: skip
     fence_async_shared()
     smem = (q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty)
+    target = (o_desc, o_ptr, o_batch_stride, o_head_stride, o_row_stride, lse_ptr, head_dim_8)
     work = (
         lengths_ptr, heads_q, group, len_q, len_k, tiles, heads, section, left_top, right_top,
         left_bottom, right_bottom,
@@ -463,13 +467,13 @@ def attention_fwd_kernel(
     # Constexprs stand in place: held in a variable, they would become run-time values.
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (_consumer, (0, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
-                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+            (_consumer, (0, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
+                         HELD, LAZY, APART, ALIGNED, PACKED,
                          BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
-            (_consumer, (1, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
-                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+            (_consumer, (1, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
+                         HELD, LAZY, APART, ALIGNED, PACKED,
                          BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, BIAS_MODE,
@@ -478,17 +482,17 @@ def attention_fwd_kernel(
     else:
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize([
-            (_consumer, (0, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
-                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+            (_consumer, (0, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
+                         HELD, LAZY, APART, ALIGNED, PACKED,
                          BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
-            (_consumer, (1, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
-                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+            (_consumer, (1, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
+                         HELD, LAZY, APART, ALIGNED, PACKED,
                          BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
-            (_consumer, (2, smem, work, packed, scores, dropout, o_desc, o_ptr, o_batch_stride,
-                         o_head_stride, o_row_stride, lse_ptr, scale, head_dim_8, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, PACKED,
+            (_consumer, (2, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
+                         HELD, LAZY, APART, ALIGNED, PACKED,
                          BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, BIAS_MODE,

@@ -196,10 +196,37 @@ def is_even(problem: AttentionProblem, config: GluonSm90Config) -> bool:
         return False
     if not problem.band.has_right:
         return problem.len_k % config.block_n == 0
-    _, right_top, _, right_bottom = problem.band.clamped(problem.len_q, problem.len_k)
-    hi = min(right_top, right_bottom + problem.len_k - problem.len_q)
+    return is_aligned(problem, config)
+
+
+def is_aligned(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether each tile with a right bound sees keys, in blocks from multiples of `block_n` on."""
+    if problem.packed or problem.has_key_lengths or not problem.band.has_right:
+        return False
+    lo, hi = _band_of(problem)
+    if problem.band.has_left and problem.len_q + lo > problem.len_k:
+        return False
     sizes = (problem.len_q, problem.len_k, config.block_m, hi)
     return hi >= 0 and all(n % config.block_n == 0 for n in sizes)
+
+
+def is_apart(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether no block that a warpgroup looks at a right bound in is cut by the left one, too."""
+    if problem.packed or problem.has_key_lengths:
+        return False
+    if not (problem.band.has_left and problem.band.has_right):
+        return False
+    lo, hi = _band_of(problem)
+    # Where the last key is not on the diagonal, the first block of a tile may be cut on the left.
+    return hi - lo >= config.block_n + 63 and problem.len_q + hi <= problem.len_k
+
+
+def _band_of(problem: AttentionProblem) -> tuple[int, int]:
+    """The band i + lo <= j <= i + hi of a problem without key lengths."""
+    bounds = problem.band.clamped(problem.len_q, problem.len_k)
+    left_top, right_top, left_bottom, right_bottom = bounds
+    shift = problem.len_k - problem.len_q
+    return max(-left_top, shift - left_bottom), min(right_top, right_bottom + shift)
 
 
 def is_dynamic(problem: AttentionProblem) -> bool:
@@ -218,6 +245,11 @@ def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, o
         "EVEN": is_even(problem, config),
         "STORE_TMA": config.store == "tma",
         "PIN": config.pin,
+        "TURNS": config.turns,
+        "HELD": config.held,
+        "LAZY": config.lazy,
+        "APART": is_apart(problem, config),
+        "ALIGNED": is_aligned(problem, config),
         "DROPOUT": problem.dropout_p > 0.0,
         "RIDE_STAGES": config.ride_stages if problem.has_mask or problem.has_bias else 0,
         "REGISTERS": config.registers,

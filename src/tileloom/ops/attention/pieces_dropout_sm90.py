@@ -43,6 +43,17 @@ def first_of_rows(offset, batch, head, heads, row, len_q, len_k):
 
 
 @gluon.jit
+def _collected(low, high, quad, weight, chunk):
+    """Put the decisions of 32 keys into the words of the first and last two of a quad."""
+    k0, k1, k2, k3 = quad
+    of_low = gl.where(k0, weight, 0) | gl.where(k1, weight * 2, 0)
+    of_high = gl.where(k2, weight, 0) | gl.where(k3, weight * 2, 0)
+    low = low | (gl.sum(gl.reshape(of_low, [64, 2, 4]), 1) << (chunk * 8))
+    high = high | (gl.sum(gl.reshape(of_high, [64, 2, 4]), 1) << (chunk * 8))
+    return low, high
+
+
+@gluon.jit
 def kept_bits(first, col, crosses, seed, threshold, BLOCK_N: gl.constexpr):
     """Which scores are kept: bit 2 a + e of word `[i, q]` is that of row i, key 8 a + 2 q + e.
 
@@ -58,12 +69,14 @@ def kept_bits(first, col, crosses, seed, threshold, BLOCK_N: gl.constexpr):
     HALVES: gl.constexpr = gl.reshape(counter, [64, 2, 4]).type.layout
     low = gl.zeros([64, 4], gl.int32, gl.SliceLayout(1, HALVES))
     high = low
-    for chunk in range(BLOCK_N // 32):
-        k0, k1, k2, k3 = keep_quad(counter + chunk * 8, lane, crosses, seed, threshold)
-        of_low = gl.where(k0, weight, 0) | gl.where(k1, weight * 2, 0)
-        of_high = gl.where(k2, weight, 0) | gl.where(k3, weight * 2, 0)
-        low = low | (gl.sum(gl.reshape(of_low, [64, 2, 4]), 1) << (chunk * 8))
-        high = high | (gl.sum(gl.reshape(of_high, [64, 2, 4]), 1) << (chunk * 8))
+    if crosses:
+        for chunk in range(BLOCK_N // 32):
+            quad = keep_quad(counter + chunk * 8, lane, True, seed, threshold)
+            low, high = _collected(low, high, quad, weight, chunk)
+    else:
+        for chunk in range(BLOCK_N // 32):
+            quad = keep_quad(counter + chunk * 8, lane, False, seed, threshold)
+            low, high = _collected(low, high, quad, weight, chunk)
     pairs = gl.reshape(gl.join(low, high), [64, 2, 2, 2])
     pairs = gl.permute(gl.convert_layout(pairs, pair_layout()), (0, 2, 3, 1))
     even, odd = gl.split(pairs)

@@ -10,15 +10,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
-from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.compat import tma_store
 from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
-TURN = gl.constexpr(8)
 CLEARED = gl.constexpr(12)
+TURN = gl.constexpr(13)
 
 
 @gluon.jit
@@ -195,13 +194,62 @@ def row_sum(p):
     return gl.sum(gl.reshape(p, [p.shape[0], p.shape[1] // 8, 8]), 1)
 
 
+@gluon.constexpr_function
+def _rescale_ptx(values):
+    """Multiply registers by alpha, unless all alphas of the warp are 1.
+
+    A thread has two rows of an accumulator, two neighbours of the first, two of the second, and so
+    on: all alphas of it are in registers 0 and 2.
+    """
+    first, second = 2 * values, 2 * values + 2
+    text = f"{{ .reg .pred p, q; setp.neu.f32 p, ${first}, 0f3F800000; "
+    text += f"setp.neu.or.f32 p, ${second}, 0f3F800000, p; "
+    text += "vote.sync.any.pred q, p, 0xffffffff; @!q bra.uni DONE; "
+    text += "".join(f"mul.f32 ${i}, ${i}, ${first + (i & 2)}; " for i in range(values))
+    return text + "DONE: }"
+
+
+@gluon.constexpr_function
+def _rescale_constraints(values):
+    return ",".join(["=f"] * values + [str(i) for i in range(values)] + ["f"] * values)
+
+
 @gluon.jit
-def softmax(s, m, total, scale, GUARD: gl.constexpr):
-    """One step of the online softmax. GUARD: a row may have seen no key yet (m = -inf)."""
+def rescale(acc, alpha, LAZY: gl.constexpr):
+    """Multiply the rows of O by alpha. LAZY: a warp with nothing to multiply goes on at once."""
+    wide = gl.expand_dims(gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout)), 1)
+    if LAZY:
+        VALUES: gl.constexpr = acc.shape[1] // 2
+        text: gl.constexpr = _rescale_ptx(VALUES)
+        constraints: gl.constexpr = _rescale_constraints(VALUES)
+        _, wide = gl.broadcast(acc, wide)
+        return gl.inline_asm_elementwise(text, constraints, [acc, wide], gl.float32, False, VALUES)
+    else:
+        return acc * wide
+
+
+@gluon.jit
+def greater(m_new, m, LAZY: gl.constexpr):
+    """What is taken from the scores from now on. LAZY: the old maximum, unless it grew by 8.
+
+    P is at most 2^8 then, or e^8, which float16 holds; the sums are divided by at the end anyway.
+    """
+    if LAZY:
+        return gl.where(m_new - m > 8.0, m_new, m)
+    else:
+        return m_new
+
+
+@gluon.jit
+def softmax(s, m, total, scale, GUARD: gl.constexpr, LAZY: gl.constexpr):
+    """One step of the online softmax. GUARD: a row may have seen no key yet (m = -inf).
+
+    LAZY is that of `greater`.
+    """
     M: gl.constexpr = s.shape[0]
     part = gl.max(gl.reshape(s, [M, s.shape[1] // 8, 8]), 1)
     row_max = gl.convert_layout(gl.max(part, 1), m.type.layout)
-    m_new = gl.maximum(m, row_max * scale)
+    m_new = greater(gl.maximum(m, row_max * scale), m, LAZY)
     base = m_new
     if GUARD:
         base = gl.where(m_new == float("-inf"), 0.0, m_new)
@@ -234,82 +282,20 @@ def mail_tile(tile, count, mail, mail_full, mail_empty):
 
 
 @gluon.jit
-def turn_begin(WG: gl.constexpr):
-    named_barrier_sync(TURN + WG, 256)
+def turn_begin(WG: gl.constexpr, TURNS: gl.constexpr):
+    if TURNS:
+        named_barrier_sync(TURN + WG, 256)
 
 
 @gluon.jit
-def turn_end(WG: gl.constexpr, CONSUMERS: gl.constexpr):
-    named_barrier_arrive(TURN + (WG + 1) % CONSUMERS, 256)
+def turn_end(WG: gl.constexpr, CONSUMERS: gl.constexpr, TURNS: gl.constexpr):
+    if TURNS:
+        named_barrier_arrive(TURN + (WG + 1) % CONSUMERS, 256)
 
 
 @gluon.jit
 def slot_of(item, SLOTS: gl.constexpr):
     return item % SLOTS, (item // SLOTS) & 1
-
-
-@gluon.jit
-def allocate_rings(k_desc, v_desc, STAGES: gl.constexpr, QK_TILES: gl.constexpr):
-    """The rings of K and of V: one and the same, if their rows are as wide."""
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
-    D: gl.constexpr = k_desc.block_type.shape[3]
-    D_V: gl.constexpr = v_desc.block_type.shape[3]
-    dtype: gl.constexpr = k_desc.dtype
-    if QK_TILES == 1 and D == D_V:
-        ring = gl.allocate_shared_memory(dtype, [2 * STAGES, 1, 1, BLOCK_N, D], k_desc.layout)
-        return ring, ring
-    else:
-        tiles: gl.constexpr = STAGES * QK_TILES
-        k_ring = gl.allocate_shared_memory(dtype, [tiles, 1, 1, BLOCK_N, D], k_desc.layout)
-        v_ring = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_N, D_V], v_desc.layout)
-        return k_ring, v_ring
-
-
-@gluon.jit
-def place_of(rings, slot, SLOTS: gl.constexpr):
-    """Where a slot is in its ring: K has the even slots, V the odd ones."""
-    if rings[1].type.shape[0] == SLOTS:
-        return slot
-    else:
-        return slot // 2
-
-
-@gluon.jit
-def keys_of(rings, slot, tile, SLOTS: gl.constexpr):
-    """A tile of K in a slot, `[keys, columns]`."""
-    TILES: gl.constexpr = rings[0].type.shape[0] // rings[1].type.shape[0]
-    BLOCK: gl.constexpr = [rings[0].type.shape[3], rings[0].type.shape[4]]
-    return rings[0].index(place_of(rings, slot, SLOTS) * TILES + tile).reshape(BLOCK)
-
-
-@gluon.jit
-def values_of(rings, slot, SLOTS: gl.constexpr):
-    """V in a slot, `[keys, columns]`."""
-    BLOCK: gl.constexpr = [rings[1].type.shape[3], rings[1].type.shape[4]]
-    return rings[1].index(place_of(rings, slot, SLOTS)).reshape(BLOCK)
-
-
-@gluon.jit
-def load_rows(desc, at, full, smem, first, TILES: gl.constexpr):
-    """Load rows of Q, K or V by TMA, one tile of columns after the other."""
-    batch, head, row = at
-    for tile in gl.static_range(TILES):
-        column = tile * desc.block_type.shape[3]
-        tma_load(desc, [batch, head, row, column], full, smem.index(first + tile))
-
-
-@gluon.jit
-def issue_scores(q, rings, slot, SLOTS: gl.constexpr, zero):
-    """Issue S = Q K^T for a warpgroup's rows and the keys of a slot."""
-    q_smem, buffer = q
-    TILES: gl.constexpr = rings[0].type.shape[0] // rings[1].type.shape[0]
-    D: gl.constexpr = q_smem.type.shape[4]
-    s = zero
-    for tile in gl.static_range(TILES):
-        rows = q_smem.index(buffer * TILES + tile).reshape([64, D])
-        keys = keys_of(rings, slot, tile, SLOTS).permute((1, 0))
-        s = warpgroup_mma(rows, keys, s, use_acc=tile > 0, is_async=True)
-    return s
 
 
 @gluon.jit

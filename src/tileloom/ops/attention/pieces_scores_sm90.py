@@ -21,7 +21,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
 from tileloom.device.compat import thread_barrier, tma_load
 from tileloom.device.order import stay
-from tileloom.ops.attention.pieces_gluon_sm90 import CLEARED, keys_of, slot_of, values_of
+from tileloom.ops.attention.pieces_gluon_sm90 import (
+    CLEARED,
+    slot_of,
+)
+from tileloom.ops.attention.pieces_rings_sm90 import keys_of, values_of
 
 _WIDEN = gl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 
@@ -331,12 +335,12 @@ def clear_if_careful(
     BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr,
 ):  # fmt: skip
     """Clear K and V of a block before K is used, if the tile goes round for the second time."""
-    SLOTS: gl.constexpr = ring_full.type.shape[0]
+    SLOTS: gl.constexpr = 2 * ring_full[0].type.shape[0]
     careful, tile_row, len_q, bias_head, _, bias_q, bias_k = given[:7]
     mask_head, _, mask_q, mask_k = given[7:11]
     if careful:
         slot, phase = slot_of(item + 1, SLOTS)
-        mbarrier.wait(ring_full.index(slot), phase)
+        mbarrier.wait(ring_full[1].index(slot // 2), phase)
         clear_unseen(
             rings, item, SLOTS, col, tile_row, len_q, lo, hi, bias_head, bias_q, bias_k, mask_head,
             mask_q, mask_k, WG, CONSUMERS, HAS_LEFT, HAS_RIGHT, BIAS_MODE, BIAS_VECTOR, MASK_MODE,
