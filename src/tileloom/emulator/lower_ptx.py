@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, ptx, ptx_mbarrier
+from tileloom.emulator import dtypes, lower_cluster, ptx, ptx_mbarrier
 from tileloom.emulator.ir import Op, Type
 from tileloom.emulator.lower import NEST, PURE, STEP, Program, Run, lowers
 from tileloom.emulator.lower_shared import view_of
@@ -77,6 +77,10 @@ def _merge(registers: list[np.ndarray], ty: Type, pack: int, calls: int) -> Any:
 )
 def _inline_asm(op: Op, program: Program) -> Run:
     text = op.strings[0].replace("$$", "$")
+    exchange = lower_cluster.lower(op, text)
+    if exchange is not None:
+        op.kind = STEP
+        return exchange
     code = ptx.parse(text)
     pack = op.int_attr("packed_element", 1)
     results, types = op.results, op.result_types()

@@ -99,22 +99,25 @@ class Plans(Generic[P]):
 
 
 def launcher(
-    kernel: Any, num_warps: int, registers: int | None = None, overlaps: bool = False
-) -> Any:
+    kernel: Any, num_warps: int, registers: int | None = None, overlaps: bool = False,
+    ctas: int = 1,
+) -> Any:  # fmt: skip
     """Return the one `tileloom.launch` launcher of a kernel with such options; see `Launch`."""
     from tileloom.launch.launcher import prepare
 
-    key = (kernel, num_warps, registers, overlaps)
+    key = (kernel, num_warps, registers, overlaps, ctas)
     found = _launchers.get(key)
     if found is None:
         options: dict[str, Any] = {} if registers is None else {"maxnreg": registers}
         if overlaps:
             options["launch_pdl"] = True
+        if ctas > 1:
+            options["num_ctas"] = ctas
         found = _launchers[key] = prepare(kernel, num_warps=num_warps, **options)
     return found
 
 
-_launchers: dict[tuple[Any, int, int | None, bool], Any] = {}
+_launchers: dict[tuple[Any, int, int | None, bool, int], Any] = {}
 
 
 class Launch:
@@ -122,16 +125,17 @@ class Launch:
 
     Its first tensors decide which are given; all later ones must be like them, in alignment as
     well, which is why a plan's key has it. `overlaps` lets it start before the kernel ahead of it
-    in the stream has ended, for which it waits itself (`gdc_wait`; Hopper and later).
+    in the stream has ended, for which it waits itself (`gdc_wait`; Hopper and later). With `ctas`
+    each program is a cluster of so many CTAs.
     """
 
     __slots__ = ("_bound", "_fixed", "_given", "_grid", "_launcher")
 
     def __init__(
         self, kernel: Any, programs: int, num_warps: int, fixed: tuple[Any, ...],
-        registers: int | None = None, overlaps: bool = False,
+        registers: int | None = None, overlaps: bool = False, ctas: int = 1,
     ) -> None:  # fmt: skip
-        self._launcher = launcher(kernel, num_warps, registers, overlaps)
+        self._launcher = launcher(kernel, num_warps, registers, overlaps, ctas)
         self._grid = (programs,)
         self._fixed = fixed
         self._given: Any = None

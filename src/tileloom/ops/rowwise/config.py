@@ -80,6 +80,8 @@ class Tile:
             bias, which read all rows again, in the same launch.
         ring: Norms, backward: whether a program takes whole rows, in pieces of `block` columns that
             come into a ring of `stages` rows in shared memory.
+        ctas: CTAs of a cluster that share a row, `block` columns each: Hopper, forward of norms and
+            softmax. 1: a program is no cluster.
     """
 
     block: int
@@ -89,6 +91,7 @@ class Tile:
     stages: int = 1
     split: bool = False
     ring: bool = False
+    ctas: int = 1
 
     @property
     def registers(self) -> int:
@@ -103,7 +106,7 @@ class Tile:
     def faults(self, name: str) -> list[str]:
         """What is wrong with the tile itself; `name` is what the config calls it."""
         why: list[str] = []
-        powers = (("block", 16, 65536), ("rows", 1, 1024), ("num_warps", 1, 32))
+        powers = (("block", 16, 65536), ("rows", 1, 1024), ("num_warps", 1, 32), ("ctas", 1, 8))
         for field, least, most in (*powers, ("per_sm", 1, 32), ("stages", 1, 8)):
             value = getattr(self, field)
             is_any = field in ("per_sm", "stages")
@@ -117,7 +120,7 @@ class Tile:
 
     def encode(self) -> str:
         """Return the tile as text."""
-        forms = int(self.split), int(self.ring)
+        forms = int(self.split), int(self.ring), self.ctas
         fields = (self.block, self.rows, self.num_warps, self.per_sm, self.stages, *forms)
         return ",".join(map(str, fields))
 
@@ -171,8 +174,30 @@ def padded(width: int) -> int:
 
 
 def parts_of(width: int, tile: Tile) -> int:
-    """How many programs share a row: one for each tile, or one for all of a ring."""
-    return 1 if tile.ring else -(-width // tile.block)
+    """How many programs share a row: one for each tile, or one for all of a ring or a cluster."""
+    return 1 if tile.ring or tile.ctas > 1 else -(-width // tile.block)
+
+
+def cluster_reasons(name: str, rows: Rows, tile: Tile, target: Target) -> list[str]:
+    """Why a cluster cannot take the rows; empty if it can, or if the tile is none."""
+    if tile.ctas == 1:
+        return []
+    why: list[str] = []
+    if target.capability != (9, 0):
+        why.append(f"{name}.ctas is made for Hopper, and {target.name} is {target.arch}")
+    if rows.vector < 2 or rows.groups != 1:
+        why.append(
+            f"{name}.ctas takes rows of one common stride, of whole 16 bytes, and these have "
+            "several, or others"
+        )
+    if tile.block * tile.ctas < rows.width:
+        why.append(
+            f"{name}.ctas is {tile.ctas} and its block {tile.block}, which do not cover a row of "
+            f"{rows.width} elements"
+        )
+    if tile.rows != 1 or tile.split or tile.ring:
+        why.append(f"{name}.ctas takes 1 row, no split and no ring")
+    return why
 
 
 def groups_of(rows: Rows, tile: Tile, sms: int) -> int:
@@ -195,8 +220,8 @@ def decode(text: str) -> RowConfig | None:
 def _decode_tile(text: str) -> Tile | None:
     if not text:
         return None
-    *fields, split, ring = (int(field) for field in text.split(","))
-    return Tile(*fields, split=split == 1, ring=ring == 1)
+    *fields, split, ring, ctas = (int(field) for field in text.split(","))
+    return Tile(*fields, split=split == 1, ring=ring == 1, ctas=ctas)
 
 
 def announce(choice: Choice, problem: RowProblem) -> None:

@@ -19,6 +19,7 @@ def row_spec(
     registers: int | None = None,
     archs: tuple[str, ...] = ARCHS,
     spills: tuple[int, str] = (0, ""),
+    ctas: int = 1,
 ) -> KernelSpec:
     """Describe a launch of a jitted kernel.
 
@@ -32,6 +33,7 @@ def row_spec(
         registers: Registers of a thread at most; None for what the compiler likes.
         archs: Architectures that the launch ships for.
         spills: Bytes of spills that are allowed, and why.
+        ctas: CTAs of a cluster, of a Gluon kernel whose programs are clusters.
     """
     constant = {p.name for p in kernel.params if p.is_constexpr}
     signature: dict[str, str] = {}
@@ -46,15 +48,18 @@ def row_spec(
             signature[parameter] = "fp32"
         else:
             signature[parameter] = "i32" if -(2**31) <= value < 2**31 else "i64"
+    options = {} if registers is None else {"maxnreg": registers}
+    if ctas > 1:
+        options["num_ctas"] = ctas
     return KernelSpec(
         name=name,
         function=f"{kernel.fn.__module__}:{kernel.fn.__name__}",
-        gluon=False,
+        gluon=ctas > 1,
         signature=signature,
         constexprs=constexprs,
         archs=archs,
         num_warps=num_warps,
-        options={} if registers is None else {"maxnreg": registers},
+        options=options,
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
         spill_budget=spills[0],
         spill_reason=spills[1],

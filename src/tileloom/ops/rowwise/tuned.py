@@ -98,7 +98,7 @@ def tuned(
 
 
 def _config(tile: Tile) -> Config:
-    names = ("block", "rows", "per_sm", "split", "ring")
+    names = ("block", "rows", "per_sm", "split", "ring", "ctas")
     blocks = {name: getattr(tile, name) for name in names}
     return Config(blocks, num_warps=tile.num_warps, num_stages=tile.stages)
 

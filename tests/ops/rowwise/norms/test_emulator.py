@@ -39,14 +39,16 @@ def _kernels(case: NormCase) -> list[str]:
         names = ["norm_fwd_split", "norm_bwd_split", "norm_vectors"]
     if case in cases.RINGS:
         names[1] = "norm_bwd_ring"
+    if case in cases.CLUSTERS:
+        names[0] = "norm_fwd_cluster"
     if not {"weight", "bias"} & set(case.has):
         names.pop()
-    elif case.config is None:
-        names = ["norm_fwd", "norm_bwd_few"]
+    elif case.config is None or case in cases.CLUSTERS:
+        names[1:] = ["norm_bwd_few"]
     return [f"{name}_kernel" for name in names]
 
 
-CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS + cases.CLUSTERS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -86,7 +88,7 @@ def test_shared_rows_of_several_groups(op, config):
     judged(NormCase(op, (7, 150), cases.BF16, cases.everything(op), config=config), "late", 0)
 
 
-@pytest.mark.parametrize("config", [None, LONG], ids=["whole", "long"])
+@pytest.mark.parametrize("config", [None, LONG, cases.PAIR], ids=["whole", "long", "pair"])
 @pytest.mark.parametrize("op", ["rms", "layer"])
 def test_a_nan_spoils_its_row_only(op, config):
     inputs = NormCase(op, (3, 100), config=config).inputs()

@@ -35,7 +35,7 @@ def judged(case: NormCase) -> None:
     cases.check(inputs, runs[0])
 
 
-CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS + cases.CLUSTERS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

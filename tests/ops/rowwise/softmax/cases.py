@@ -18,6 +18,10 @@ WALK = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1))
 # Makes several programs share a row of a few hundred elements.
 SPLIT = TritonConfig(Tile(64, 1, 1, split=True), Tile(64, 1, 1, split=True))
 
+# Rows that a cluster takes, two CTAs and eight.
+PAIR = TritonConfig(forward=Tile(256, 1, 1, ctas=2))
+CLUSTER = TritonConfig(forward=Tile(256, 1, 2, 2, ctas=8))
+
 
 @dataclass(frozen=True)
 class SoftmaxCase:
@@ -122,3 +126,8 @@ WALKED = [
     SoftmaxCase("walked-strided", (5, 130), FP32, "last_strided", mask=(1, 130), config=WALK),
 ]
 SHARED = [replace(case, name=case.name.replace("walked", "split"), config=SPLIT) for case in WALKED]
+CLUSTERS = [
+    SoftmaxCase("pair", (3, 512), BF16, config=PAIR),
+    SoftmaxCase("cluster", (2, 2, 1032), FP16, "gapped", rows=((1, -INF),), config=CLUSTER),
+    SoftmaxCase("cluster-short", (3, 204), FP32, input_scale=10.0, config=CLUSTER),
+]

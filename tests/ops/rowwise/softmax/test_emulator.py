@@ -29,12 +29,15 @@ def judged(case: SoftmaxCase, schedule: str, seed: int, level: str = "machine") 
 
 
 def _kernels(case: SoftmaxCase) -> list[str]:
-    form = {cases.WALK: "_walk", cases.SPLIT: "_split", None: ""}[case.config]
-    return [f"softmax_{direction}{form}_kernel" for direction in ("fwd", "bwd")]
+    form = {cases.WALK: "_walk", cases.SPLIT: "_split"}.get(case.config, "")
+    names = [f"softmax_{direction}{form}_kernel" for direction in ("fwd", "bwd")]
+    if case in cases.CLUSTERS:
+        names[0] = "softmax_fwd_cluster_kernel"
+    return names
 
 
 @pytest.mark.parametrize(
-    "case", cases.WHOLE + cases.WALKED + cases.SHARED, ids=lambda case: case.id
+    "case", cases.WHOLE + cases.WALKED + cases.SHARED + cases.CLUSTERS, ids=lambda case: case.id
 )
 def test_kernels(case):
     """Compiled once for a case, then played under every schedule."""
@@ -52,7 +55,9 @@ def test_kernels_before_their_memory_is_placed(case):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("config", [None, cases.WALK, cases.SPLIT], ids=["whole", "walk", "split"])
+@pytest.mark.parametrize(
+    "config", [None, cases.WALK, cases.SPLIT, cases.PAIR], ids=["whole", "walk", "split", "pair"]
+)
 def test_a_visible_nan_or_infinity_spoils_its_row_only(value, config):
     x = torch.randn(3, 100)
     x[1, 70] = value

@@ -31,7 +31,7 @@ def judge(case: SoftmaxCase, config: TritonConfig | None = None) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", cases.WHOLE + cases.WALKED + cases.SHARED, ids=lambda case: case.id
+    "case", cases.WHOLE + cases.WALKED + cases.SHARED + cases.CLUSTERS, ids=lambda case: case.id
 )
 def test_the_shared_cases_are_right(case):
     judge(case)

@@ -69,6 +69,16 @@ def forward_split(
     )  # fmt: skip
 
 
+def forward_cluster(problem: NormProblem, tile: Tile, eps: float) -> Fixed:
+    """Of `norm_fwd_cluster_kernel`."""
+    rows = problem.rows
+    strides = (rows.stride_arguments(t)[2] for t in range(3))
+    return rows.count, (
+        eps, rows.width_units, *strides, tile.block, tile.ctas, tile.num_warps, rows.vector,
+        tile.block * tile.ctas == rows.width, problem.is_centred,
+    )  # fmt: skip
+
+
 def _backward_strides(problem: NormProblem) -> tuple[int | None, ...]:
     return tuple(s for t in range(4) for s in problem.rows.stride_arguments(t))
 

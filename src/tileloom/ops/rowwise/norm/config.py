@@ -148,6 +148,7 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
     for name, tile in (("forward", config.forward), ("backward", config.backward)):
         if tile is None:
             continue
+        why += shared.cluster_reasons(name, problem.rows, tile, target)
         parts = parts_of(problem.rows.width, tile)
         if parts > 1 and 2 * parts > target.sms:
             why.append(
@@ -155,6 +156,8 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
                 f"each other, more than half of the {target.sms} multiprocessors of {target.name}"
             )
     tile = config.backward
+    if tile is not None and tile.ctas > 1:
+        why.append(f"backward.ctas is {tile.ctas}, and only the forward takes clusters")
     if tile is not None and tile.ring:
         why += ring_reasons(problem, tile, target)
     if tile is None or tile.split or parts_of(problem.rows.width, tile) > 1:

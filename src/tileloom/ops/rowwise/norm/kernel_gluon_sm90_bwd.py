@@ -24,10 +24,10 @@ Offsets are 64-bit outside a row: columns are below CHUNKS * BLOCK.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from tileloom.device.compat import thread_barrier
 from tileloom.device.cp_async import cp_async
+from tileloom.device.grids import gdc_launch_dependents
 
 INTEGERS = ("count", "width_8", "g_8", "e_8", "h_8", "o_8")
 

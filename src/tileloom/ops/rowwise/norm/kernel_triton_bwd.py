@@ -21,8 +21,8 @@ Offsets are 64-bit: see `pieces_triton.py` for strides and their units.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.ops.rowwise.pieces_triton import column_offsets, tile_pointers
 
 STRIDES = (

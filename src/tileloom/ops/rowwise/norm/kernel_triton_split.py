@@ -19,8 +19,8 @@ Offsets are 64-bit outside a tile: see `pieces_triton.py`.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
 
+from tileloom.device.grids import gdc_launch_dependents
 from tileloom.ops.rowwise.norm.kernel_triton_bwd import STRIDES as STRIDES_BACKWARD
 from tileloom.ops.rowwise.norm.kernel_triton_bwd import add_both
 from tileloom.ops.rowwise.norm.kernel_triton_fwd import INTEGERS as INTEGERS_FORWARD

@@ -123,7 +123,8 @@ def _name(kernel: str, problem: NormProblem, tile: Tile, *, overlaps: bool = Fal
     kind = f"n{problem.rows.width}-{form}{added}-{_SHORT[problem.dtype]}"
     stages = f"-s{tile.stages}" if tile.stages > 1 else ""
     over = "-overlapped" if overlaps else ""
-    return f"{kernel}[{kind}-{tile.block}x{tile.rows}-w{tile.num_warps}{stages}{over}]"
+    ctas = f"-c{tile.ctas}" if tile.ctas > 1 else ""
+    return f"{kernel}[{kind}-{tile.block}x{tile.rows}-w{tile.num_warps}{stages}{ctas}{over}]"
 
 
 def forward_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
@@ -148,6 +149,20 @@ def forward_split_spec(problem: NormProblem, tile: Tile, target: Target) -> Kern
     _, fixed = arguments.forward_split(problem, tile, (None, None), 1e-5, target.sms)
     name = _name("norm_fwd_split", problem, tile)
     return row_spec(name, norm_fwd_split_kernel, tensors, fixed, tile.num_warps, tile.registers)
+
+
+def forward_cluster_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
+    """Spec of rows that a cluster takes."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_fwd import norm_fwd_cluster_kernel
+
+    del target
+    rows, added, bias, mean = _types(problem)
+    tensors = (rows, added, "*fp32", bias, rows, added, mean, "*fp32")
+    _, fixed = arguments.forward_cluster(problem, tile, 1e-5)
+    return row_spec(
+        _name("norm_fwd_cluster", problem, tile), norm_fwd_cluster_kernel, tensors, fixed,
+        tile.num_warps, tile.register_bound, ctas=tile.ctas,
+    )  # fmt: skip
 
 
 def backward_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:

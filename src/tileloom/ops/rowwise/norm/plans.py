@@ -115,6 +115,8 @@ def forward_plan(
     vectors = (None, None)
     if problem.rows.vector == 0:
         vectors = (_stride(weight), _stride(bias))
+    if tile.ctas > 1:
+        return Plan(choice, _cluster_forward(problem, tile, eps, saves))
     if tile.block < problem.rows.width:
         return Plan(choice, _split_forward(problem, tile, vectors, eps, saves, target))
     return Plan(choice, _whole_forward(problem, tile, vectors, eps, saves))
@@ -157,6 +159,25 @@ def _whole_forward(
 
     programs, fixed = arguments.forward(problem, tile, vectors, eps)
     launch = Launch(norm_fwd_kernel, programs, tile.num_warps, fixed)
+    return _launch_forward(problem, launch, saves)
+
+
+def _cluster_forward(
+    problem: NormProblem, tile: Tile, eps: float, saves: bool
+) -> Callable[..., Results]:
+    """Rows that a cluster takes: one launch."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_fwd import norm_fwd_cluster_kernel
+
+    clusters, fixed = arguments.forward_cluster(problem, tile, eps)
+    launch = Launch(
+        norm_fwd_cluster_kernel, clusters, tile.num_warps, fixed, tile.register_bound,
+        ctas=tile.ctas,
+    )  # fmt: skip
+    return _launch_forward(problem, launch, saves)
+
+
+def _launch_forward(problem: NormProblem, launch: Launch, saves: bool) -> Callable[..., Results]:
+    """One launch that needs nothing but the tensors of the call."""
 
     def run(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None

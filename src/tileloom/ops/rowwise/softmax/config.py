@@ -68,6 +68,18 @@ def split_reasons(problem: SoftmaxProblem, config: TritonConfig, target: Target)
     return tuple(why)
 
 
+def _own_reasons(problem: SoftmaxProblem, config: TritonConfig, target: Target) -> tuple[str, ...]:
+    why = list(split_reasons(problem, config, target))
+    forward, backward = config.forward, config.backward
+    if forward is not None:
+        why += shared.cluster_reasons("forward", problem.rows, forward, target)
+        if forward.ctas > 1 and problem.has_mask:
+            why.append("forward.ctas takes no mask")
+    if backward is not None and backward.ctas > 1:
+        why.append(f"backward.ctas is {backward.ctas}, and only the forward takes clusters")
+    return tuple(why)
+
+
 def choose(problem: SoftmaxProblem, target: Target, config: RowConfig | None = None) -> Choice:
     """Choose backend and tiles; see `tileloom.ops.rowwise.config.choose`."""
-    return shared.choose("softmax", problem, target, config, softmax_rule, split_reasons)
+    return shared.choose("softmax", problem, target, config, softmax_rule, _own_reasons)

@@ -97,16 +97,21 @@ class Step:
         programs: How many.
         fixed: Its arguments after the tensors and, if it has them, the words.
         words: int32 entries, -1 at the launch, by which the programs of a row meet; 0 for none.
+        ctas: CTAs of each program, a cluster; 1 for none.
     """
 
     kernel: Any
     programs: int
     fixed: tuple[Any, ...]
     words: int = 0
+    ctas: int = 1
 
     def launch(self, tile: Tile) -> Callable[..., None]:
         """Make it ready to be launched on its tensors, on the current device."""
-        go = Launch(self.kernel, self.programs, tile.num_warps, self.fixed)
+        go = Launch(
+            self.kernel, self.programs, tile.num_warps, self.fixed, tile.register_bound,
+            ctas=self.ctas,
+        )  # fmt: skip
         if not self.words:
             return go
 
@@ -120,7 +125,12 @@ class Step:
 
 
 def forward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
-    """Make the launch of a forward call; its tensors are x, the mask as uint8 or None, and y."""
+    """Make the launch of a forward call.
+
+    Its tensors are x, the mask as uint8 or None, and y; of a cluster x and y.
+    """
+    if tile.ctas > 1:
+        return _cluster_step(problem, tile)
     from tileloom.ops.rowwise.softmax import kernel_triton, kernel_triton_split
 
     rows = problem.rows
@@ -135,6 +145,18 @@ def forward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
         kernel_triton_split.softmax_fwd_split_kernel,
     )
     return _step(problem, tile, kernels, strides, (rows.groups, rows.vector, mask_vector), 2)
+
+
+def _cluster_step(problem: SoftmaxProblem, tile: Tile) -> Step:
+    from tileloom.ops.rowwise.softmax.kernel_gluon_sm90 import softmax_fwd_cluster_kernel
+
+    rows = problem.rows
+    strides = (rows.stride_arguments(t)[2] for t in range(2))
+    fixed = (
+        rows.width_units, *strides, tile.block, tile.ctas, tile.num_warps, rows.vector,
+        tile.block * tile.ctas == rows.width,
+    )  # fmt: skip
+    return Step(softmax_fwd_cluster_kernel, rows.count, fixed, ctas=tile.ctas)
 
 
 def backward_step(problem: SoftmaxProblem, tile: Tile) -> Step:
@@ -174,12 +196,18 @@ def _step(
 def _forward(problem: SoftmaxProblem, tile: Tile) -> Run:
     launch = forward_step(problem, tile).launch(tile)
 
+    def run_cluster(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        del mask
+        y = torch.empty_like(x)
+        launch(x, y)
+        return y
+
     def run(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         y = torch.empty_like(x)
         launch(x, None if mask is None else mask.view(torch.uint8), y)
         return y
 
-    return run
+    return run_cluster if tile.ctas > 1 else run
 
 
 def _backward(problem: SoftmaxProblem, tile: Tile) -> Run:
