@@ -190,14 +190,24 @@ def cluster_reasons(name: str, rows: Rows, tile: Tile, target: Target) -> list[s
             f"{name}.ctas takes rows of one common stride, of whole 16 bytes, and these have "
             "several, or others"
         )
-    if tile.block * tile.ctas < rows.width:
+    if tile.block * tile.ctas != rows.width:
         why.append(
-            f"{name}.ctas is {tile.ctas} and its block {tile.block}, which do not cover a row of "
+            f"{name}.ctas times its block are {tile.ctas} x {tile.block} columns, and a row has "
             f"{rows.width} elements"
         )
-    if tile.rows != 1 or tile.split or tile.ring:
-        why.append(f"{name}.ctas takes 1 row, no split and no ring")
+    if tile.ctas * tile.num_warps % 32 or tile.block < 32 * tile.num_warps * rows.vector:
+        why.append(
+            f"{name}.ctas takes 32 warps or more with 16 bytes for each thread, and these are "
+            f"{tile.ctas} x {tile.num_warps} for {tile.ctas} x {tile.block} columns"
+        )
     return why
+
+
+def cluster_of(rows: Rows, target: Target) -> Tile | None:
+    """A cluster of 8 CTAs that takes a long row, 32 elements a thread; None if it cannot."""
+    block = padded(rows.width) // 8
+    tile = Tile(block, 1, max(1, min(32, block // 1024)), ctas=8)
+    return None if block > 32768 or cluster_reasons("forward", rows, tile, target) else tile
 
 
 def groups_of(rows: Rows, tile: Tile, sms: int) -> int:

@@ -1,18 +1,11 @@
 """Device code of rows that a cluster of CTAs takes on Hopper, in Gluon.
 
-A tile is `[CTAS, BLOCK]`: CTA c of a cluster has its row c, which are BLOCK columns of the tensor's
-row from c BLOCK on. The vectors of a thread are 16 bytes.
+A tile is `[CTAS, WARPS, n]`: warp w of CTA c has the n columns of a row from (c WARPS + w) n on.
+The vectors of a thread are 16 bytes.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
-from tileloom.device.cluster import cta_bases
-
-
-@gluon.constexpr_function
-def layout_of(warps, ctas, vector):
-    return gl.BlockedLayout([1, vector], [1, 32], [1, warps], [1, 0], cta_bases(ctas, 2))
 
 
 @gluon.jit
@@ -35,29 +28,23 @@ def hold(x):
 
 
 @gluon.jit
+def columns_of(layout: gl.constexpr, CTAS: gl.constexpr, WARPS: gl.constexpr, n: gl.constexpr):
+    """Columns of a tile, int32 `[CTAS, WARPS, n]` in a `warp_layout`."""
+    of_warps: gl.constexpr = gl.SliceLayout(2, layout)
+    of_columns: gl.constexpr = gl.SliceLayout(1, layout)
+    cta = gl.expand_dims(gl.arange(0, CTAS, layout=gl.SliceLayout(1, of_warps)), 1)
+    warp = gl.expand_dims(gl.arange(0, WARPS, layout=gl.SliceLayout(0, of_warps)), 0)
+    column = gl.expand_dims(gl.arange(0, n, layout=gl.SliceLayout(0, of_columns)), 0)
+    return gl.expand_dims((cta * WARPS + warp) * n, 2) + gl.expand_dims(column, 1)
+
+
+@gluon.jit
+def each(numbers):
+    """A number for each warp, `[CTAS, WARPS]`, as one for each of its elements."""
+    return gl.expand_dims(numbers, 2)
+
+
+@gluon.jit
 def row_start(tensor, row, stride, VECTOR: gl.constexpr):
     """Pointer of a row (int32); the stride is in units of VECTOR elements."""
     return tensor + row.to(gl.int64) * (stride.to(gl.int64) * VECTOR)
-
-
-@gluon.jit
-def load_part(start, columns, seen, EVEN: gl.constexpr, other: gl.constexpr = 0.0):
-    """Load `[CTAS, BLOCK]` of a row; `other` where not seen."""
-    if EVEN:
-        return gl.load(start + columns)
-    else:
-        return gl.load(start + columns, mask=seen, other=other)
-
-
-@gluon.jit
-def store_part(start, columns, seen, values, EVEN: gl.constexpr):
-    gl.store(start + columns, values, mask=None if EVEN else seen)
-
-
-@gluon.jit
-def all_of(found, CTAS: gl.constexpr):
-    """Add up what the CTAs have shown each other, a number each."""
-    total = found[0]
-    for j in gl.static_range(1, CTAS):
-        total += found[j]
-    return total

@@ -24,9 +24,9 @@ BACK_PIPED = TritonConfig(backward=PIPED.backward)
 # Rows that come into a ring of shared memory, in pieces.
 RING = TritonConfig(backward=Tile(256, 1, 1, 1, 3, ring=True))
 SHORT_RING = TritonConfig(backward=Tile(512, 1, 2, 2, 2, ring=True))
-# Rows that a cluster takes, whole and not, two CTAs and eight.
-PAIR = TritonConfig(forward=Tile(256, 1, 1, ctas=2))
-CLUSTER = TritonConfig(forward=Tile(256, 1, 2, 2, ctas=8))
+# Rows of 8192 columns that a cluster takes: one, and two of 32 warps each.
+CLUSTER = TritonConfig(forward=Tile(1024, 1, 4, ctas=8))
+CLUSTER_ROWS = TritonConfig(forward=Tile(2048, 2, 8, ctas=4))
 
 FUNCTIONS = {"rms": (rms_norm, rms_norm_reference), "layer": (layer_norm, layer_norm_reference)}
 
@@ -60,8 +60,8 @@ class NormCase:
             BACK_PIPED: "-back",
             RING: "-ring",
             SHORT_RING: "-short-ring",
-            PAIR: "-pair",
             CLUSTER: "-cluster",
+            CLUSTER_ROWS: "-cluster-rows",
         }.get(self.config, "") + "-far" * (self.offset != 0)
         return self.case.id + form + ("" if self.vectors is None else "-mixed")
 
@@ -155,12 +155,10 @@ RINGS = [
     NormCase("layer", (3, 1032), BF16, ("bias",), config=SHORT_RING),
 ]
 CLUSTERS = [
-    NormCase("rms", (3, 512), BF16, config=PAIR),
-    NormCase("layer", (2, 3, 448), FP16, _EVERYTHING, vectors=FP32, config=PAIR),
-    NormCase("layer", (4, 1320), BF16, ("weight", "bias"), ("gapped", ""), config=CLUSTER),
-    NormCase("rms", (3, 1028), FP32, ("weight", "residual"), config=CLUSTER),
-    # Numbers far from 0, parts of which are empty.
-    NormCase("layer", (5, 200), FP32, (), offset=256.0, config=CLUSTER),
+    NormCase("rms", (3, 8192), FP32, config=CLUSTER),
+    NormCase("layer", (3, 8192), FP16, _EVERYTHING, vectors=FP32, config=CLUSTER_ROWS),
+    NormCase("layer", (2, 8192), BF16, (), ("gapped", ""), offset=8.0, config=CLUSTER),
+    NormCase("rms", (3, 8192), BF16, ("weight", "residual"), config=CLUSTER_ROWS),
 ]
 WHOLE = [
     NormCase("rms", (5, 100)),

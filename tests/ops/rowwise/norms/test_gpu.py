@@ -59,8 +59,11 @@ def test_rings_of_every_width_are_right(op, width):
     """More rows than programs, so that each place of the ring is used again."""
     warps = 8 if width <= 8192 else 16
     ring = TritonConfig(backward=Tile(256 * warps, 1, warps, 1, 2, ring=True))
+    has = cases.everything(op)
+    if width > 8192:  # rows of three tensors are too large for its shared memory
+        has = tuple(name for name in has if name != "residual")
     for rows in (1, 131, 700):
-        judged(NormCase(op, (rows, width), cases.BF16, cases.everything(op), config=ring))
+        judged(NormCase(op, (rows, width), cases.BF16, has, config=ring))
 
 
 @pytest.mark.parametrize("vectors", [cases.FP16, cases.BF16, cases.FP32, torch.float64])

@@ -18,9 +18,9 @@ WALK = TritonConfig(Tile(64, 1, 1), Tile(64, 1, 1))
 # Makes several programs share a row of a few hundred elements.
 SPLIT = TritonConfig(Tile(64, 1, 1, split=True), Tile(64, 1, 1, split=True))
 
-# Rows that a cluster takes, two CTAs and eight.
-PAIR = TritonConfig(forward=Tile(256, 1, 1, ctas=2))
-CLUSTER = TritonConfig(forward=Tile(256, 1, 2, 2, ctas=8))
+# Rows of 8192 columns that a cluster takes: x is kept, or its exponentials.
+CLUSTER = TritonConfig(forward=Tile(1024, 1, 4, 2, ctas=8))
+CLUSTER_KEPT = TritonConfig(forward=Tile(1024, 1, 4, ctas=8))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ WALKED = [
 ]
 SHARED = [replace(case, name=case.name.replace("walked", "split"), config=SPLIT) for case in WALKED]
 CLUSTERS = [
-    SoftmaxCase("pair", (3, 512), BF16, config=PAIR),
-    SoftmaxCase("cluster", (2, 2, 1032), FP16, "gapped", rows=((1, -INF),), config=CLUSTER),
-    SoftmaxCase("cluster-short", (3, 204), FP32, config=CLUSTER),
+    SoftmaxCase("cluster", (2, 2, 8192), FP16, "gapped", config=CLUSTER),
+    SoftmaxCase("cluster", (3, 8192), BF16, rows=((1, -INF),), config=CLUSTER_KEPT),
+    SoftmaxCase("cluster", (3, 8192), FP32, input_scale=3.0, config=CLUSTER_KEPT),
 ]

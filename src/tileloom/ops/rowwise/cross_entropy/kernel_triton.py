@@ -213,8 +213,8 @@ def _store_gradient(
     logits_d, out_d, soft_cap, inverse_cap, smoothing,
     VECTOR: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradient of a block of a row whose first column is `lead`."""
-    x = load_block(logits, start, inside, seen & (is_ignored == 0), 0.0, logits_d, VECTOR)
+    """Store the gradient of a block of a row whose first column is `lead`; seen None: all."""
+    x = load_block(logits, start, inside, seen, 0.0, logits_d, VECTOR)
     z = x.to(tl.float32)
     if CAPPED:
         z, slope = _tanh(z * inverse_cap)
@@ -274,10 +274,16 @@ def cross_entropy_bwd_kernel(
         seen = start + inside < n
     logits += first
     out += to
-    _store_gradient(
-        logits, out, start, inside, seen, lead, n, label, is_ignored, top, log_sum, scale,
-        logits_d, out_d, soft_cap, inverse_cap, smoothing, VECTOR, CAPPED, SMOOTHED,
-    )  # fmt: skip
+    if (start >= head) & (start + BLOCK <= tail):  # most blocks: loads without a mask are faster
+        _store_gradient(
+            logits, out, start, inside, None, lead, n, label, is_ignored, top, log_sum, scale,
+            logits_d, out_d, soft_cap, inverse_cap, smoothing, VECTOR, CAPPED, SMOOTHED,
+        )  # fmt: skip
+    else:
+        _store_gradient(
+            logits, out, start, inside, seen, lead, n, label, is_ignored, top, log_sum, scale,
+            logits_d, out_d, soft_cap, inverse_cap, smoothing, VECTOR, CAPPED, SMOOTHED,
+        )  # fmt: skip
     if VECTOR == 1:
         if start == 0:
             columns, is_edge = edges_of(lead, head, tail, end, LANE)

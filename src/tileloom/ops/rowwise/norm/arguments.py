@@ -73,9 +73,9 @@ def forward_cluster(problem: NormProblem, tile: Tile, eps: float) -> Fixed:
     """Of `norm_fwd_cluster_kernel`."""
     rows = problem.rows
     strides = (rows.stride_arguments(t)[2] for t in range(3))
-    return rows.count, (
-        eps, rows.width_units, *strides, tile.block, tile.ctas, tile.num_warps, rows.vector,
-        tile.block * tile.ctas == rows.width, problem.is_centred,
+    return -(-rows.count // tile.rows), (
+        eps, rows.count, *strides, tile.block, tile.ctas, tile.num_warps, rows.vector, tile.rows,
+        problem.is_centred,
     )  # fmt: skip
 
 

@@ -55,6 +55,8 @@ def shipped() -> tuple[KernelSpec, ...]:
         *_of(forward_spec, problem(16384, bf16, is_centred=True)),
         *_of(forward_spec, problem(32760, fp32, is_centred=True, has_residual=True)),
         *_of(forward_split_spec, problem(2**20, bf16, is_centred=True, has_residual=True)),
+        *_of(forward_cluster_spec, problem(131072, bf16, is_centred=False)),
+        *_of(forward_cluster_spec, problem(131072, bf16, is_centred=True, has_residual=True)),
         *_of(backward_spec, problem(1024, bf16, is_centred=False)),
         *_of(backward_spec, problem(8184, fp32, is_centred=True, has_residual=True)),
         *_of(backward_spec, problem(16384, bf16, is_centred=False)),
@@ -72,10 +74,12 @@ def _of(make: _Maker, problem: NormProblem) -> Iterator[KernelSpec]:
     alike: dict[tuple[Tile, bool], list[Target]] = {}
     for target in _TARGETS:
         tiles = rule(problem, target)
-        is_forward = make in (forward_spec, forward_split_spec)
+        is_forward = make in (forward_spec, forward_split_spec, forward_cluster_spec)
         tile = tiles.forward if is_forward else tiles.backward
         assert tile is not None
         if tile.ring != (make is backward_ring_spec):
+            continue
+        if (tile.ctas > 1) != (make is forward_cluster_spec):
             continue
         is_one = is_forward or make is backward_few_spec
         alike.setdefault((tile, not is_one and arguments.overlaps(target)), []).append(target)

@@ -22,8 +22,13 @@ def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
     """
     whole = padded(problem.rows.width)
     is_half = problem.dtype.itemsize == 2
+    cluster = None if problem.has_mask else shared.cluster_of(problem.rows, target)
     if whole <= _WHOLE_FORWARD:
-        forward = _whole(whole, elements=32)
+        # Rows that fill 16384 columns, whose loads have no mask: 0.94 of a copy, with 32 0.90.
+        is_full = is_half and problem.rows.width == 16384
+        forward = _whole(whole, elements=64 if is_full else 32)
+    elif cluster is not None:
+        forward = cluster
     else:
         forward = _shared(problem, target, Tile(8192, 1, 4 if is_half else 8, split=True))
     if whole <= _WHOLE_BACKWARD:

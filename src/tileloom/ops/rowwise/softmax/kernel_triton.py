@@ -48,17 +48,19 @@ def softmax_fwd_kernel(
     x, mask, y, count, width, size_1, size_2, x_0, x_1, x_2, x_d, y_0, y_1, y_2, y_d,
     mask_0, mask_1, mask_2, mask_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
+    """EVEN says that BLOCK is n and ROWS divides the number of rows: nothing is outside."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     seen = (rows < count)[:, None] & (columns < n)[None, :]
-    z = tl.load(
-        tile_pointers(x, rows, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR),
-        mask=seen, other=float("-inf"),
-    ).to(tl.float32)  # fmt: skip
+    at = tile_pointers(x, rows, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR)
+    if EVEN:
+        z = tl.load(at).to(tl.float32)
+    else:
+        z = tl.load(at, mask=seen, other=float("-inf")).to(tl.float32)
     if mask is not None:
         visible = tl.load(
             tile_pointers(mask, rows, columns, size_1, size_2, mask_0, mask_1, mask_2, mask_d,
@@ -71,7 +73,7 @@ def softmax_fwd_kernel(
     total = tl.sum(e, 1)
     out = e * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     at = tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR)
-    tl.store(at, out.to(y.dtype.element_ty), mask=seen)
+    tl.store(at, out.to(y.dtype.element_ty), mask=None if EVEN else seen)
 
 
 @triton.jit
@@ -127,23 +129,23 @@ def softmax_bwd_kernel(
     y, dy, dx, count, width, size_1, size_2, y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d,
     dx_0, dx_1, dx_2, dx_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
+    """EVEN as in the forward."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     seen = (rows < count)[:, None] & (columns < n)[None, :]
-    p = tl.load(
-        tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR),
-        mask=seen, other=0.0,
-    ).to(tl.float32)  # fmt: skip
-    g = tl.load(
-        tile_pointers(dy, rows, columns, size_1, size_2, dy_0, dy_1, dy_2, dy_d, GROUPS, VECTOR),
-        mask=seen, other=0.0,
-    ).to(tl.float32)  # fmt: skip
+    inside = None if EVEN else seen
+    other = None if EVEN else 0.0
+    at = tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR)
+    p = tl.load(at, mask=inside, other=other).to(tl.float32)
+    at = tile_pointers(dy, rows, columns, size_1, size_2, dy_0, dy_1, dy_2, dy_d, GROUPS, VECTOR)
+    g = tl.load(at, mask=inside, other=other).to(tl.float32)
     out = p * (g - tl.sum(p * g, 1)[:, None])
     at = tile_pointers(dx, rows, columns, size_1, size_2, dx_0, dx_1, dx_2, dx_d, GROUPS, VECTOR)
-    tl.store(at, out.to(dx.dtype.element_ty), mask=seen)
+    tl.store(at, out.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit

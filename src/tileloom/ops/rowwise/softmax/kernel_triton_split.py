@@ -36,11 +36,11 @@ def softmax_fwd_split_kernel(
     x, mask, y, words, count, width, size_1, size_2,
     x_0, x_1, x_2, x_d, y_0, y_1, y_2, y_d, mask_0, mask_1, mask_2, mask_d, parts,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, MASK_VECTOR: tl.constexpr, PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """`words` is int32, all -1: the ticket, from FIRST_WORD on each row's `[2, parts]`.
 
-    They are a part's maximum, and its sum.
+    They are a part's maximum, and its sum. EVEN says that all parts are whole.
     """
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
@@ -49,25 +49,26 @@ def softmax_fwd_split_kernel(
     part = ticket % parts
     start = part * BLOCK
     inside = tl.arange(0, BLOCK)
-    seen = start + inside < n
+    seen = None if EVEN else start + inside < n
     x += row_offsets(row, size_1, size_2, x_0, x_1, x_2, GROUPS, VECTOR)
     shown = load_block(x, start, inside, seen, float("-inf"), x_d, VECTOR)
     if mask is not None:
         mask += row_offsets(row, size_1, size_2, mask_0, mask_1, mask_2, GROUPS, MASK_VECTOR)
         visible = load_block(mask, start, inside, seen, 0, mask_d, MASK_VECTOR)
         shown = tl.where(visible != 0, shown, float("-inf"))
-    peak = tl.max(shown.to(tl.float32), 0)
+    z = shown.to(tl.float32)
+    own = tl.max(z, 0)
     words += FIRST_WORD + row * (parts * 2)
-    post(words + part, peak, part >= 0)
-    shown = hold(shown)
-    z = shown.to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak)
-    post(words + (part + parts), tl.sum(tl.exp(z), 0), part >= 0)
+    post(words + part, own, part >= 0)
+    e = tl.exp(z - tl.where(own == float("-inf"), 0.0, own))
+    post(words + (part + parts), tl.sum(e, 0), part >= 0)
     numbers = collect(words, parts, PARTS, 2)
 
     peaks = tl.where(tl.arange(0, PARTS) < parts, kind_of(numbers, 0), float("-inf"))
     peak, total = join_lanes(peaks, kind_of(numbers, 1))
-    e = tl.exp(hold(shown).to(tl.float32) - tl.where(peak == float("-inf"), 0.0, peak))
-    out = e * (1.0 / tl.where(total == 0.0, 1.0, total))
+    # One exponential an element: those about the part's own maximum are brought to the row's.
+    factor = tl.where(own == float("-inf"), 0.0, tl.exp(own - peak))
+    out = e * (factor / tl.where(total == 0.0, 1.0, total))
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     store_block(y, start, inside, seen, out, y_d, VECTOR)
 
@@ -77,6 +78,7 @@ def softmax_bwd_split_kernel(
     y, dy, dx, words, count, width, size_1, size_2,
     y_0, y_1, y_2, y_d, dy_0, dy_1, dy_2, dy_d, dx_0, dx_1, dx_2, dx_d, parts,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """`words` is int32, all -1: the ticket, from FIRST_WORD on each row's parts' sums of y dy."""
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
@@ -86,7 +88,7 @@ def softmax_bwd_split_kernel(
     part = ticket % parts
     start = part * BLOCK
     inside = tl.arange(0, BLOCK)
-    seen = start + inside < n
+    seen = None if EVEN else start + inside < n
     y += row_offsets(row, size_1, size_2, y_0, y_1, y_2, GROUPS, VECTOR)
     dy += row_offsets(row, size_1, size_2, dy_0, dy_1, dy_2, GROUPS, VECTOR)
     p = load_block(y, start, inside, seen, 0.0, y_d, VECTOR)

@@ -40,6 +40,7 @@ def shipped() -> tuple[KernelSpec, ...]:
     specs: list[KernelSpec] = []
     for width, dtype in ((128, fp32), (4096, bf16), (16384, fp32), (32768, bf16), (2**20, fp32)):
         specs += _both(f"{width}", torch.empty((4096, width), dtype=dtype, device="meta"))
+    specs += _both("131072", torch.empty((512, 131072), dtype=bf16, device="meta"))
     # No vector loads, and a mask of another layout.
     odd = torch.empty((2, 8, 512, 50257), dtype=torch.float16, device="meta")
     mask = torch.empty((2, 1, 512, 50257), dtype=torch.bool, device="meta")
@@ -71,6 +72,12 @@ def _forward(name: str, problem: SoftmaxProblem, config: TritonConfig) -> Kernel
     short = _SHORT[problem.dtype]
     tensors = (f"*{short}", "*u8" if problem.has_mask else None, f"*{short}", *_words(step))
     spills = _SPILLS.get(f"{name}-{short}", (0, ""))
+    if tile.ctas > 1:
+        title = f"softmax_fwd_cluster[{name}-{short}]"
+        return row_spec(
+            title, step.kernel, (f"*{short}",) * 2, step.fixed, tile.num_warps, tile.register_bound,
+            ("sm_90",), ctas=tile.ctas,
+        )  # fmt: skip
     title = f"softmax_fwd_triton[{name}-{short}]"
     return row_spec(title, step.kernel, tensors, step.fixed, tile.num_warps, spills=spills)
 

@@ -153,8 +153,8 @@ def _cluster_step(problem: SoftmaxProblem, tile: Tile) -> Step:
     rows = problem.rows
     strides = (rows.stride_arguments(t)[2] for t in range(2))
     fixed = (
-        rows.width_units, *strides, tile.block, tile.ctas, tile.num_warps, rows.vector,
-        tile.block * tile.ctas == rows.width,
+        *strides, tile.block, tile.ctas, tile.num_warps, rows.vector,
+        problem.dtype.itemsize == 2 and tile.per_sm > 1,
     )  # fmt: skip
     return Step(softmax_fwd_cluster_kernel, rows.count, fixed, ctas=tile.ctas)
 
@@ -184,11 +184,13 @@ def _step(
     rows, (whole, walked, split) = problem.rows, kernels
     fixed = (rows.count, rows.width_units, *rows.size_arguments(), *strides)
     if rows.width <= tile.block:
-        return Step(whole, -(-rows.count // tile.rows), (*fixed, *form, tile.rows, tile.block))
+        is_even = rows.width == tile.block and rows.count % tile.rows == 0
+        form = (*form, tile.rows, tile.block, is_even)
+        return Step(whole, -(-rows.count // tile.rows), (*fixed, *form))
     if not tile.split:
         return Step(walked, rows.count, (*fixed, *form, tile.block))
     parts = parts_of(rows.width, tile)
-    fixed = (*fixed, parts, *form, padded(parts), tile.block)
+    fixed = (*fixed, parts, *form, padded(parts), tile.block, rows.width % tile.block == 0)
     words = FIRST_WORD + rows.count * parts * results
     return Step(split, rows.count * parts, fixed, words)
 
