@@ -203,11 +203,12 @@ def cluster_reasons(name: str, rows: Rows, tile: Tile, target: Target) -> list[s
     return why
 
 
-def cluster_of(rows: Rows, target: Target) -> Tile | None:
-    """A cluster of 8 CTAs that takes a long row, 32 elements a thread; None if it cannot."""
-    block = padded(rows.width) // 8
-    tile = Tile(block, 1, max(1, min(32, block // 1024)), ctas=8)
-    return None if block > 32768 or cluster_reasons("forward", rows, tile, target) else tile
+def cluster_of(rows: Rows, dtype: torch.dtype, target: Target) -> Tile | None:
+    """A cluster of 8 warps a CTA that takes a long row of 16-bit elements; None if it cannot."""
+    ctas = 4 if rows.width == 32768 else 8
+    tile = Tile(padded(rows.width) // ctas, 1, 8, ctas=ctas)
+    fits = dtype.itemsize == 2 and tile.block <= 16384
+    return tile if fits and not cluster_reasons("forward", rows, tile, target) else None
 
 
 def groups_of(rows: Rows, tile: Tile, sms: int) -> int:

@@ -214,7 +214,10 @@ def _store_gradient(
     VECTOR: tl.constexpr, CAPPED: tl.constexpr, SMOOTHED: tl.constexpr,
 ):  # fmt: skip
     """Store the gradient of a block of a row whose first column is `lead`; seen None: all."""
-    x = load_block(logits, start, inside, seen, 0.0, logits_d, VECTOR)
+    if seen is None:
+        x = load_block(logits, start, inside, None, 0.0, logits_d, VECTOR)
+    else:
+        x = load_block(logits, start, inside, seen & (is_ignored == 0), 0.0, logits_d, VECTOR)
     z = x.to(tl.float32)
     if CAPPED:
         z, slope = _tanh(z * inverse_cap)
@@ -274,7 +277,8 @@ def cross_entropy_bwd_kernel(
         seen = start + inside < n
     logits += first
     out += to
-    if (start >= head) & (start + BLOCK <= tail):  # most blocks: loads without a mask are faster
+    # Most blocks are whole, and their rows not ignored: loads without a mask are faster.
+    if (start >= head) & (start + BLOCK <= tail) & (is_ignored == 0):
         _store_gradient(
             logits, out, start, inside, None, lead, n, label, is_ignored, top, log_sum, scale,
             logits_d, out_d, soft_cap, inverse_cap, smoothing, VECTOR, CAPPED, SMOOTHED,

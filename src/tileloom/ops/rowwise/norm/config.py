@@ -46,7 +46,8 @@ def _shared(problem: NormProblem, target: Target, tile: Tile) -> Tile:
 def _forward(problem: NormProblem, target: Target) -> Tile:
     width, is_half = padded(problem.rows.width), problem.dtype.itemsize == 2
     if width > _WHOLE_FORWARD:
-        if (cluster := shared.cluster_of(problem.rows, target)) is not None:
+        cluster = shared.cluster_of(problem.rows, problem.dtype, target)
+        if cluster is not None and problem.is_centred and not problem.has_residual:
             return cluster
         if not is_half:
             return _shared(problem, target, Tile(2048, 1, 8, 3))
@@ -113,12 +114,15 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
     Measured on an H200 on 2026-11-28 (Triton 3.6.0, bfloat16, 2^26 elements), as a share of the
     bandwidth of a copy, 4.2 TB/s. Whole rows, rms norm: forward 0.94 (4096), 0.94 (8192), 0.95
     (16384), 0.88 (32768); backward 0.95 (4096), 0.91 (5120), 0.87 (16384; a ring 0.86). Layer norm:
-    forward 0.93 (4096), 0.89 (16384); backward 0.95 (4096), 0.90 (8192). By a ring, layer norm
+    forward 0.93 (4096), 0.90 (16384); backward 0.95 (4096), 0.90 (8192). By a ring, layer norm
     backward: 0.86 (5120; whole rows 0.85), 0.74 (16384; shared rows 0.55). Shared rows of 131072:
     forward 0.82 (rms), 0.65 (layer), backward 0.72 (parts of 4096: 0.69) and 0.50; of 2^20: 0.60
     forward, 0.41 and 0.19 backward. An H100 has 0.71 of that bandwidth: its shares are higher.
     A pipeline of shared memory for shared rows was slower: 0.66 and less, of layer norm of 16384
-    0.41.
+    0.41. Rows of 131072 by a cluster: layer norm forward 0.70, rms 0.81 (two rows a cluster, which
+    read the weight once: 0.58, 0.74); backward 0.47 and 0.38, of 16384 0.68 and 0.63. Two rows
+    asked for ahead, or none with a mask, by programs that share rows: forward the same, backward
+    0.62 and 0.68 (rms).
     """
     return TritonConfig(_forward(problem, target), _backward(problem, target))
 

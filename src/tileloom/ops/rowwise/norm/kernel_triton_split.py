@@ -59,20 +59,14 @@ def _stream(
     x_0, x_1, x_2, x_d, r_0, r_1, r_2, r_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Load the part of a row (int64) of x, and of the residual or x again.
-
-    Beyond all rows it is the last one's, or 0 where columns are masked: masks cost time.
-    """
-    there = None if EVEN else seen & (row < count)
-    other = None if EVEN else 0.0
-    if EVEN:
-        row = tl.minimum(row, count - 1)
+    """Load the part of a row (int64) of x, and of the residual or x again; 0 beyond all rows."""
+    there = row < count if EVEN else seen & (row < count)
     at = _part(x, row, columns, size_1, size_2, x_0, x_1, x_2, x_d, GROUPS, VECTOR)
-    of_x = tl.load(at, mask=there, other=other)
+    of_x = tl.load(at, mask=there, other=0.0)
     added = of_x
     if residual is not None:
         at = _part(residual, row, columns, size_1, size_2, r_0, r_1, r_2, r_d, GROUPS, VECTOR)
-        added = tl.load(at, mask=there, other=other)
+        added = tl.load(at, mask=there, other=0.0)
     return pack(of_x), pack(added)
 
 
@@ -166,30 +160,18 @@ def _two_parts(
     h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d,
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, EVEN: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Load the part of a row (int64) of h and of g, its mean and rstd.
-
-    Beyond all rows zeros, but where parts are whole h and g of the last row, for `_real`.
-    """
+    """Load the part of a row (int64) of h and of g, its mean and rstd; zeros beyond all rows."""
     is_row = row < count
-    there = None if EVEN else seen & is_row
-    other = None if EVEN else 0.0
-    if EVEN:
-        row = tl.minimum(row, count - 1)
+    there = is_row if EVEN else seen & is_row
     at = _part(h, row, columns, size_1, size_2, h_0, h_1, h_2, h_d, GROUPS, VECTOR)
-    of_h = tl.load(at, mask=there, other=other, eviction_policy=EVICT)
+    of_h = tl.load(at, mask=there, other=0.0, eviction_policy=EVICT)
     at = _part(g, row, columns, size_1, size_2, g_0, g_1, g_2, g_d, GROUPS, VECTOR)
-    of_g = tl.load(at, mask=there, other=other, eviction_policy=EVICT)
+    of_g = tl.load(at, mask=there, other=0.0, eviction_policy=EVICT)
     scale = tl.load(rstd + row, mask=is_row, other=0.0)
     centre = 0.0
     if mean is not None:
         centre = tl.load(mean + row, mask=is_row, other=0.0)
     return pack(of_h), pack(of_g), centre, scale
-
-
-@triton.jit
-def _real(packed, row, count, EVEN: tl.constexpr):
-    """What a row's part holds, zeros for one beyond all rows; as late as it is needed."""
-    return tl.where(row < count, packed, 0) if EVEN else packed
 
 
 @triton.jit
@@ -258,8 +240,6 @@ def norm_bwd_split_kernel(
                 h, g, mean, rstd, after, count, columns, seen, size_1, size_2,
                 h_0, h_1, h_2, h_d, g_0, g_1, g_2, g_d, GROUPS, VECTOR, EVEN, "evict_last",
             )  # fmt: skip
-        seen_h = _real(seen_h, after, count, EVEN)
-        seen_g = _real(seen_g, after, count, EVEN)
         xhat = _distance(seen_h, seen_centre, seen_scale, seen, CENTRED, EVEN, KIND)
         a = unpack(seen_g, KIND)
         if DWEIGHT:

@@ -18,6 +18,7 @@ from tileloom.target import H100, SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {
     "norm_bwd_few_kernel": "columns are below a row's width, which is at most 2^30 elements",
+    "norm_fwd_cluster_kernel": "columns are below CTAS * BLOCK, at most 2^17 elements",
     "norm_bwd_ring_kernel": "columns are below CHUNKS * BLOCK, which fits into shared memory",
 }
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
@@ -55,8 +56,7 @@ def shipped() -> tuple[KernelSpec, ...]:
         *_of(forward_spec, problem(16384, bf16, is_centred=True)),
         *_of(forward_spec, problem(32760, fp32, is_centred=True, has_residual=True)),
         *_of(forward_split_spec, problem(2**20, bf16, is_centred=True, has_residual=True)),
-        *_of(forward_cluster_spec, problem(131072, bf16, is_centred=False)),
-        *_of(forward_cluster_spec, problem(131072, bf16, is_centred=True, has_residual=True)),
+        *_of(forward_cluster_spec, problem(131072, bf16, is_centred=True)),
         *_of(backward_spec, problem(1024, bf16, is_centred=False)),
         *_of(backward_spec, problem(8184, fp32, is_centred=True, has_residual=True)),
         *_of(backward_spec, problem(16384, bf16, is_centred=False)),

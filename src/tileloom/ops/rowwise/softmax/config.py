@@ -17,18 +17,22 @@ _WHOLE_FORWARD, _WHOLE_BACKWARD = 32768, 16384
 def softmax_rule(problem: SoftmaxProblem, target: Target) -> TritonConfig:
     """Give the tiles for a problem: whole rows in registers while they fit, else shared rows.
 
-    As measured on an H100 on 2026-11-28; see `benchmarks/results`. Shared rows of 131072, bfloat16,
-    on an H200 of 1.4 times the bandwidth: forward 0.78 of a copy's, backward 0.92.
+    As measured on an H100 on 2026-11-28; see `benchmarks/results`. On an H200 of 1.4 times the
+    bandwidth, bfloat16, shares of a copy's: rows of 131072 forward by a cluster 0.92, shared 0.81
+    (two exponentials an element and masks 0.77), backward shared 0.94; of 32768 by a cluster 0.96,
+    shared 0.87, whole 0.74. Clusters that meet by `barrier.cluster`: 0.73; of 16 warps a CTA 0.82.
     """
     whole = padded(problem.rows.width)
     is_half = problem.dtype.itemsize == 2
-    cluster = None if problem.has_mask else shared.cluster_of(problem.rows, target)
-    if whole <= _WHOLE_FORWARD:
+    cluster = None
+    if whole > 16384 and not problem.has_mask:
+        cluster = shared.cluster_of(problem.rows, problem.dtype, target)
+    if cluster is not None:
+        forward = cluster
+    elif whole <= _WHOLE_FORWARD:
         # Rows that fill 16384 columns, whose loads have no mask: 0.94 of a copy, with 32 0.90.
         is_full = is_half and problem.rows.width == 16384
         forward = _whole(whole, elements=64 if is_full else 32)
-    elif cluster is not None:
-        forward = cluster
     else:
         forward = _shared(problem, target, Tile(8192, 1, 4 if is_half else 8, split=True))
     if whole <= _WHOLE_BACKWARD:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tileloom.ops.rowwise.softmax.plans import Step
 
 PROVED_32BIT: Mapping[str, str] = {
+    "softmax_fwd_cluster_kernel": "columns are below CTAS * BLOCK, at most 2^17 elements",
     "softmax_fwd_split_kernel": "`part` is below `2 * parts`, and a row has at most 2^14 parts",
     "softmax_bwd_split_kernel": "`part` is below `parts`, and a row has at most 2^14 of them",
 }
