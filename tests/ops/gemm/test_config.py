@@ -91,3 +91,15 @@ def test_what_the_rule_gives_can_run(out_dtype, residual, flips):
 def test_the_end_of_a_configs_text_may_be_missing():
     assert decode("gluon_sm90:64,128") == GluonSm90Config(64, 128)
     assert decode("gluon_sm90:64,16,0,8,static,1,64,True") == GluonSm90Config(64, 16, swap_ab=True)
+
+
+def test_tiles_of_two_accumulators_say_what_they_cannot():
+    by_rows = _problem(64, 1024, 1024, b_flips=False)
+    assert GluonSm90Config(64, 80).reasons_against(by_rows, H100) == (
+        "b lies by rows, and a box of the last 8 columns would have fewer than 16",
+    )
+    assert GluonSm90Config(256, 160).reasons_against(by_rows, H100) == ()
+    text = "the tile is 256x160, whose columns are no power of two, which goes with neither splits "
+    for problem, splits in ((_problem(512, 1024, 1024, chunks=2), 1), (by_rows, 2)):
+        reasons = GluonSm90Config(256, 160, splits=splits).reasons_against(problem, H100)
+        assert reasons == (text + "nor chunks",)
