@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from typing import Any
 
 import torch
 from tests.ops.attention import cases, gradients
@@ -27,7 +28,11 @@ from tileloom.ops.attention.kernels_backward_sm90 import gluon_backward_specs
 from tileloom.ops.attention.launch_gluon_sm90_scores import KEYS, TILE, Scores
 from tileloom.testing import poisoned_memory
 
-SPECS = [s for s in gluon_backward_specs() if s.gluon and "packed" not in s.name]
+SPECS = [
+    s
+    for s in gluon_backward_specs()
+    if s.name.startswith("attention_bwd_gluon") and "packed" not in s.name
+]
 _STATE = (torch.tensor(5), torch.tensor(2**33 + 8))
 
 
@@ -37,7 +42,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     assert found is not None
     dims, rows, stages = head_dims(spec), int(found[2]), int(found[3])
     keys = 64 if max(dims) > 128 else 128
-    c = spec.constexprs
+    c: dict[str, Any] = {"BIAS": 0, "MASK": 0, "DROPOUT": False} | spec.constexprs
     is_ordered = "progress" not in c
     len_q, len_k = rows * stages + 7, 2 * keys + 37
     has_tiles = TILE in (c["BIAS"], c["MASK"])

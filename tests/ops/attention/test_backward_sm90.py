@@ -18,12 +18,14 @@ from tests.ops.attention.emulated_backward import SPECS, call_of, check_order, c
 import tileloom
 from tileloom import emulator, masks
 from tileloom.ops import record_choices
+from tileloom.ops.attention import launch_gluon_sm90_bwd
 from tileloom.ops.attention.config import ReferenceConfig
 from tileloom.ops.attention.config_backward import choose_backward, decode_backward
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
     gluon_backward_rule,
 )
+from tileloom.ops.attention.launch_gluon_sm90_dbias import bind_dbias
 from tileloom.ops.attention.launch_gluon_sm90_scores import (
     ANYWHERE,
     KEYS,
@@ -42,8 +44,8 @@ def _played(inputs, config, level, schedule, seed):
 
 
 def _is_long(spec, level):
-    c = spec.constexprs
-    return level == "machine" and (c["BIAS"] or c["MASK"] or c["DROPOUT"])
+    hides = any(spec.constexprs.get(name) for name in ("BIAS", "MASK", "DROPOUT"))
+    return level == "machine" and hides
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def _is_long(spec, level):
 def test_every_shipped_form(spec, level):
     call, config = call_of(spec)
     own = modes_of(call.inputs(), config).constants()
-    assert {name: spec.constexprs[name] for name in own} == own
+    assert {name: spec.constexprs.get(name, value) for name, value in own.items()} == own
     for schedule, seed in SCHEDULES:
         _played(call.inputs(), config, level, schedule, seed)
 
@@ -120,6 +122,48 @@ def test_biases_masks_and_dropout(case, ordered):
     inputs = case.inputs()
     config = replace(gluon_backward_rule(cases.problem_of(inputs)), ordered=ordered)
     _played(inputs, config, "ttgir", "random", 3)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        AttentionCase("batches", (3, 2, 1, 71, 200, 64, 64), BF16, bias=cases.added((2, 71, 200))),
+        AttentionCase(
+            "both", (2, 2, 2, 136, 136, 40, 64), BF16, mask=cases.shown_by(masks.causal()),
+            bias=cases.added((136, 136)),
+        ),
+        AttentionCase(
+            "heads", (2, 4, 2, 136, 264, 128, 128), FP16, mask=cases.shown_by(_WINDOW),
+            bias=cases.added((2, 1, 136, 264), dtype=FP16),
+        ),
+        AttentionCase(
+            "lengths", (3, 2, 1, 71, 136, 64, 64), BF16, bias=cases.added((2, 71, 136)),
+            mask=cases.lengths(136, 80, 0, then=masks.window(None, None)),
+        ),
+        AttentionCase(
+            "large-rows", (2, 2, 1, 71, 136, 64, 64), BF16,
+            bias=cases.added((1, 2, 71, 136), rows=(slice(3, 9), -1e9)),
+        ),
+        AttentionCase(
+            "hidden-nan", (2, 2, 1, 71, 136, 64, 64), BF16, bias=cases.added((71, 136)),
+            hide=slice(0, 50),
+        ),
+    ],
+    ids=lambda case: case.id,
+)  # fmt: skip
+@pytest.mark.parametrize(("level", "schedule"), [("ttgir", "late"), ("machine", "random")])
+def test_the_gradient_of_a_bias_that_is_shared(case, level, schedule, monkeypatch):
+    made = []
+
+    def seen(*args):
+        made.append(bind_dbias(*args))
+        return made[-1]
+
+    monkeypatch.setattr(launch_gluon_sm90_bwd, "bind_dbias", seen)
+    inputs = case.inputs()
+    _played(inputs, gluon_backward_rule(cases.problem_of(inputs)), level, schedule, 3)
+    assert len(made) == 1
+    assert made[0] is not None
 
 
 def test_how_a_bias_is_read_and_its_gradient_written():

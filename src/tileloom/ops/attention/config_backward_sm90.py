@@ -24,12 +24,19 @@ def is_wide_kernel(head_dim: int, head_dim_v: int) -> bool:
     return max(head_dim, head_dim_v) > 128
 
 
+def is_narrow_kernel(problem: AttentionProblem, block_m: int) -> bool:
+    """Whether `kernel_gluon_sm90_bwd_narrow.py` takes the problem."""
+    has_more = problem.has_mask or problem.has_bias or problem.dropout_p > 0
+    return max(problem.head_dim, problem.head_dim_v) <= 64 and block_m == 64 and not has_more
+
+
 @dataclass(frozen=True)
 class GluonSm90BackwardConfig:
     """The Hopper backward; see `kernel_gluon_sm90_bwd.py`, above head dim 128 `.._bwd_wide.py`.
 
     Attributes:
-        block_m: Queries of a step: 64 or 128; only 64 above a head dim of 128.
+        block_m: Queries of a step: 64 or 128; only 64 above a head dim of 128. With 64, and without
+            bias, mask and dropout, `.._bwd_narrow.py` runs up to a head dim of 64.
         stages: Query blocks in flight in shared memory, at least 2.
         ordered: Whether dQ is added up in a fixed order, the same bits in every run; else in the
             order in which blocks come. See `pieces_order_sm90.py`.
@@ -134,8 +141,4 @@ class GluonSm90BackwardConfig:
 def gluon_backward_rule(problem: AttentionProblem) -> GluonSm90BackwardConfig:
     """Give the Hopper config for a problem, as measured on an H100 on 2026-11-28."""
     ordered = torch.are_deterministic_algorithms_enabled()
-    has_more = problem.has_mask or problem.has_bias or problem.dropout_p > 0
-    # 537 against 462 TFLOP/s at 16k full, 494 against 452 causal; with more, registers spill.
-    if max(problem.head_dim, problem.head_dim_v) <= 64 and not has_more:
-        return GluonSm90BackwardConfig(128, 2, ordered)
-    return GluonSm90BackwardConfig(64, 2, ordered)
+    return GluonSm90BackwardConfig(64, 3 if is_narrow_kernel(problem, 64) else 2, ordered)

@@ -55,12 +55,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.tma import tma_reduce_add
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     band_of,
     clear_outside,
-    columns_start,
+    columns_of,
     following,
     fragment_order,
     keys_of_program,
@@ -84,7 +85,6 @@ from tileloom.ops.attention.pieces_gluon_sm90_scores import (
     large_exponent,
     large_rows,
     loaded_poison,
-    next_block,
     release_scores,
     row_sums,
     score_memory,
@@ -180,7 +180,6 @@ def _walk(
      dv_out, head_dims_8, bias, mask, scores, dbias, missing, dropout, dq_full,
      dq_empty) = given  # fmt: skip
     HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
-    COUNTS: gl.constexpr = HIDES or DROPOUT
     STAGES: gl.constexpr = q_smem.type.shape[0]
     D: gl.constexpr = q_smem.type.shape[4]
     D_V: gl.constexpr = do_smem.type.shape[4]
@@ -203,55 +202,39 @@ def _walk(
     dk = warpgroup_mma_init(gl.zeros([64, D], gl.float32, D_LAYOUT))
     dv = warpgroup_mma_init(gl.zeros([64, D_V], gl.float32, V_LAYOUT))
     mbarrier.wait(kv_full.index(0), 0)
-    if (HAS_LENGTHS or HAS_LEFT or HAS_RIGHT) and not HIDES:
-        if (key < first) | (key + 64 > last):
-            clear_outside(k, key, first, last)
-    mbarrier.wait(q_full.index(0), 0)
-    q = q_smem.index(0).reshape([BLOCK_M, D])
-    row = start
-    head = kv_head * group
-    if HIDES:
-        s = scores_start(
-            lse_smem.index(0), scale, bias, mask, scores, 0, head, row - shift, block_key, len_q,
-            len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW, PACKED,
-        )  # fmt: skip
-    else:
-        s = columns_start(lse_smem.index(0), 64, S_LAYOUT)
-    s = warpgroup_mma(k, q.permute((1, 0)), s, is_async=True)
     mbarrier.wait(kv_full.index(1), 0)
     if (HAS_LENGTHS or HAS_LEFT or HAS_RIGHT) and not HIDES:
         if (key < first) | (key + 64 > last):
+            clear_outside(k, key, first, last)
             clear_outside(v, key, first, last)
+    row = start
+    head = kv_head * group
+    zero = gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT)
     if SLOW:
         poison = gl.expand_dims(gl.convert_layout(poison, gl.SliceLayout(1, S_LAYOUT)), 1)
-    s = warpgroup_mma_init(warpgroup_mma_wait(1, deps=[s]))
     below, above = masked_rows(key, end, lo, hi, BLOCK_M, HAS_LEFT, HAS_RIGHT)
     if DBIAS == KEYS:
-        sums = row_sums(gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT))
+        sums = row_sums(zero)
         SUMS: gl.constexpr = sums.type.layout
-    if (BIAS == TILE or MASK == TILE) and not SLOW:
-        fence_async_shared()
-        release_scores(scores, 0, BIAS, MASK)
-    if DROPOUT:
-        words = kept_words(
-            dropout, batch, head, heads_q, row - shift, key, len_q, len_k, BLOCK_M
-        )  # fmt: skip
     for j in range(steps):
-        if COUNTS:
-            next_row, next_line, next_head = next_block(
-                row, line, head, j + 1 == steps, start, stop, padded_q, BLOCK_M
-            )
         slot, phase = slot_of(j, STAGES)
         q = q_smem.index(slot).reshape([BLOCK_M, D])
         do = do_smem.index(slot).reshape([BLOCK_M, D_V])
+        mbarrier.wait(q_full.index(slot), phase)
+        s = zero
+        if HIDES:
+            s = scores_start(
+                lse_smem.index(slot), scale, bias, mask, scores, j, head, row - shift, block_key,
+                len_q, len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW, PACKED,
+            )  # fmt: skip
+        s = warpgroup_mma(k, q.permute((1, 0)), s, use_acc=HIDES, is_async=True)
         mbarrier.wait(do_full.index(slot), phase)
-        # Not wait(1) after dP is issued: over the back edge ptxas would serialise all (C7514).
-        x = warpgroup_mma_wait(0, deps=[s])
+        dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
         if DROPOUT:
-            dp = gl.zeros([64, BLOCK_M], gl.float32, S_LAYOUT)
-        else:
-            dp = columns_start(delta_smem.index(slot), 64, S_LAYOUT)
-        dp = warpgroup_mma(v, do.permute((1, 0)), dp, use_acc=not DROPOUT, is_async=True)
+            words = kept_words(
+                dropout, batch, head, heads_q, row - shift, key, len_q, len_k, BLOCK_M
+            )  # fmt: skip
+        x = warpgroup_mma_wait(1, deps=[s])
         if (row < below) | (row > above):
             x = mask_transposed(x, key, row, end, lo, hi, HAS_LEFT, HAS_RIGHT)
         if SLOW and BIAS != NONE:
@@ -260,8 +243,10 @@ def _walk(
                 S_LAYOUT, PACKED,
             )  # fmt: skip
             x = large_exponent(x, scale, b, large, batch, heads_q, head, row - shift, len_q, PACKED)
-        else:
+        elif HIDES:
             x = x * c
+        else:
+            x = gl.fma(x, c, columns_of(lse_smem.index(slot), S_LAYOUT))
         if SLOW:
             x = unpoisoned(x, poison)
         p = gl.exp2(x)
@@ -270,58 +255,32 @@ def _walk(
             kept = kept_scores(words, BLOCK_M, S_LAYOUT)
             kept_p = gl.where(kept, p, 0.0)
         p_half = gl.convert_layout(kept_p.to(dtype), P_LAYOUT, assert_trivial=True)
+        dp = warpgroup_mma_wait(0, deps=[dp])
         dv = warpgroup_mma(p_half, do, dv, is_async=True)
-        dp = warpgroup_mma_wait(1, deps=[dp])
         if DROPOUT:
-            delta = columns_start(delta_smem.index(slot), 64, S_LAYOUT)
-            dp = gl.where(kept, dp, 0.0) * dropout[3] + delta
-        ds = (p * dp).to(dtype)
+            dp = gl.where(kept, dp, 0.0) * dropout[3]
+        ds = (p * (dp + columns_of(delta_smem.index(slot), S_LAYOUT))).to(dtype)
         buffer = (j & 1) * 2
         keys_first(ds_smem.index(buffer + WG), DBIAS).store(ds)
         fence_async_shared()
-        if SLOW:
-            release_scores(scores, j, BIAS, MASK)
-        ds_half = gl.convert_layout(ds, DS_LAYOUT, assert_trivial=True)
-        dk = warpgroup_mma(ds_half, q, dk, is_async=True)
+        release_scores(scores, j, BIAS, MASK)
         named_barrier_sync(SHARED, 256)
         ds0 = keys_first(ds_smem.index(buffer), DBIAS)
         ds1 = keys_first(ds_smem.index(buffer + 1), DBIAS)
         dq = query_gradient(ds0, ds1, k_smem, WG, BLOCK_M, D, DQ_LAYOUT)
+        ds_half = gl.convert_layout(ds, DS_LAYOUT, assert_trivial=True)
+        dk = warpgroup_mma(ds_half, q, dk, is_async=True)
         if DBIAS == KEYS:
             sums += row_sums(ds)
         elif DBIAS == ANYWHERE:
             store_scores(dbias, ds, head, row - shift, block_key, len_q, len_k, WG, PACKED)
-        dv, dk = warpgroup_mma_wait(1, deps=[dv, dk])  # frees the registers of P and dS
-        dv = warpgroup_mma_init(dv)
-        dk = warpgroup_mma_init(dk)
-        coming = gl.minimum(j + 1, steps - 1)  # the last step repeats its own S, which nobody uses
-        next_slot, next_phase = slot_of(coming, STAGES)
-        mbarrier.wait(q_full.index(next_slot), next_phase)
-        q = q_smem.index(next_slot).reshape([BLOCK_M, D])
-        if HIDES:
-            s = scores_start(
-                lse_smem.index(next_slot), scale, bias, mask, scores, coming, next_head,
-                next_row - shift, block_key, len_q, len_k, WG, 2, S_LAYOUT, BIAS, MASK, SLOW,
-                PACKED,
-            )  # fmt: skip
-        else:
-            s = columns_start(lse_smem.index(next_slot), 64, S_LAYOUT)
-        s = warpgroup_mma(k, q.permute((1, 0)), s, is_async=True)
-        dq, dv, dk, s = warpgroup_mma_wait(1, deps=[dq, dv, dk, s])
-        s = warpgroup_mma_init(s)
-        dv = warpgroup_mma_init(dv)
-        dk = warpgroup_mma_init(dk)
-        if j + 1 < steps:
-            arrive_each_thread(empty.index(slot))
+        dq, dv, dk = warpgroup_mma_wait(1, deps=[dq, dv, dk])
         if not ORDERED or DBIAS == TILE:
             tma.store_wait(0)
         if ORDERED:
             mbarrier.wait(dq_empty, (j & 1) ^ 1)
         dq_smem.index(WG).store(fragment_order(dq))
         fence_async_shared()
-        if (BIAS == TILE or MASK == TILE) and not SLOW:
-            if j + 1 < steps:
-                release_scores(scores, j + 1, BIAS, MASK)
         if ORDERED:
             mbarrier.arrive(dq_full.index(WG), count=1)
         else:
@@ -332,17 +291,13 @@ def _walk(
             if row + BLOCK_M == stop:
                 store_sums(dbias, sums, head, block_key, len_k, WG, PACKED)
                 sums = gl.zeros([64, 4], gl.float32, SUMS)
-        if DROPOUT:
-            words = kept_words(
-                dropout, batch, next_head, heads_q, next_row - shift, key, len_q, len_k, BLOCK_M
-            )  # fmt: skip
-        if COUNTS:
-            row = next_row
-            line = next_line
-            head = next_head
-        else:
-            row, line = following(row, line, start, stop, padded_q, BLOCK_M)
-    s, dk, dv = warpgroup_mma_wait(0, deps=[s, dk, dv])
+        dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
+        dv = warpgroup_mma_init(dv)
+        dk = warpgroup_mma_init(dk)
+        arrive_each_thread(empty.index(slot))
+        head += (row + BLOCK_M == stop).to(gl.int32)
+        row, line = following(row, line, start, stop, padded_q, BLOCK_M)
+    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
     v = v_smem.index(WG)
     if DROPOUT:
         dv = dv * dropout[3]
@@ -418,6 +373,8 @@ def attention_bwd_kernel(
         bias, mask, SCORE_STAGES, 2, BLOCK_M, 256, BIAS, MASK
     )
     fence_async_shared()
+    gdc_launch_dependents()
+    gdc_wait()  # nothing above touches global memory
     if not HAS_LENGTHS:
         lengths_ptr = 0
     PACKED: gl.constexpr = cu_q is not None

@@ -10,11 +10,9 @@ warpgroups have different roles, so that each holds one accumulator `[64, 256]` 
     warpgroup 1:  dP^T = V dO^T, dS^T = P^T * (dP^T - delta), to shared memory;   dK += dS^T Q
     both:         one half of the columns of dQ = dS K, added to the buffer from registers
 
-P^T is handed over in float32 and in fragment order, which is free of bank conflicts. The next S^T
-or dP^T is issued when half of dQ has left.
-
-Bias and mask are warpgroup 0's, which also sees to it that hidden keys hold no NaN, before
-warpgroup 1 reads V; a bias's gradient is warpgroup 1's.
+P^T is handed over in float32 and in fragment order, free of bank conflicts. The next S^T or dP^T is
+issued when half of dQ has left. Bias and mask are warpgroup 0's, which also sees to it that hidden
+keys hold no NaN, before warpgroup 1 reads V; a bias's gradient is warpgroup 1's.
 
 Bytes moved: as there, with Q, dO and the buffer once for each 64 keys.
 
@@ -45,6 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
+from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     band_of,
@@ -424,6 +423,8 @@ def attention_bwd_wide_kernel(
         bias, mask, SCORE_STAGES, 1, 64, 128, BIAS, MASK
     )
     fence_async_shared()
+    gdc_launch_dependents()
+    gdc_wait()  # nothing above touches global memory
     if not HAS_LENGTHS:
         lengths_ptr = 0
     PACKED: gl.constexpr = cu_q is not None

@@ -1,9 +1,10 @@
 """What runs before and after the Hopper attention backward.
 
-    before:  statistic = -LSE / scale,  -delta = dLSE - rowsum(dO * O),  buffer = 0
+    before:  statistic = -LSE / unit,  -delta = dLSE - rowsum(dO * O),  buffer = 0
     after:   dQ = scale * buffer, from the order of fragments into rows
 
-Rows past the last query, and rows that see no key, get the statistic -inf, so that P is 0. The
+The unit is the scale, or ln 2 where the main kernel adds the statistic to an exponent of 2. Rows
+past the last query, and rows that see no key, get the statistic -inf, so that P is 0. The
 buffer is float32 `[B * Hq, Lq rounded up to BLOCK, D rounded up]`, in pieces of 64 rows; inside a
 piece in the order of `pieces_gluon_sm90_bwd.fragment_order`.
 
@@ -12,6 +13,9 @@ Packed sequences: the buffer has the order of `pieces_packed.row_of_place`.
 Strides and the head dim come in units of 8 elements, so that the compiler knows that they are
 multiples of 16 bytes; no integer is specialised, and one compiled kernel takes every size.
 
+Launched with `launch_pdl`, as the main kernel is too: each begins while the one ahead ends, and
+waits for it (`gdc_wait`) before it touches memory.
+
 Bytes moved: O and dO once, the buffer written once before; read once after, and dQ written once.
 """
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from tileloom.ops.attention.pieces_packed import row_of_place
 
@@ -27,9 +32,9 @@ INT64_BEFORE = ("out_batch", "out_head", "out_row", "dout_batch", "dout_head", "
 INT64_AFTER = ("dq_batch", "dq_head", "dq_row")
 
 
-@triton.jit(do_not_specialize=("scale", *INT32_ARGUMENTS, *INT64_BEFORE))
+@triton.jit(do_not_specialize=("unit", *INT32_ARGUMENTS, *INT64_BEFORE))
 def attention_bwd_before_kernel(
-    out_ptr, dout_ptr, lse_ptr, dlse_ptr, statistic_ptr, delta_ptr, buffer_ptr, scale,
+    out_ptr, dout_ptr, lse_ptr, dlse_ptr, statistic_ptr, delta_ptr, buffer_ptr, unit,
     heads: tl.int32, len_q: tl.int32, blocks: tl.int32, head_dim_8: tl.int32,
     cu_q, sequences: tl.int32, total_q: tl.int32,
     out_batch: tl.int64, out_head: tl.int64, out_row: tl.int64,
@@ -38,6 +43,8 @@ def attention_bwd_before_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of one head, which has `blocks` times as many; `head_dim_8` is that of O."""
+    gdc_launch_dependents()
+    gdc_wait()
     index = tl.program_id(0) // blocks
     place = (tl.program_id(0) - index * blocks) * ROWS
     batch = (index // heads).to(tl.int64)
@@ -63,7 +70,7 @@ def attention_bwd_before_kernel(
         delta -= tl.load(dlse_ptr + line, mask=is_row, other=0.0)
     is_empty = lse == float("-inf")
     padded = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    tl.store(statistic_ptr + padded, tl.where(is_empty, float("-inf"), -lse / scale))
+    tl.store(statistic_ptr + padded, tl.where(is_empty, float("-inf"), -lse / unit))
     tl.store(delta_ptr + padded, tl.where(is_empty, 0.0, -delta))
     flat = tl.program_id(0).to(tl.int64) * (ROWS * D)
     tl.store(buffer_ptr + (flat + tl.arange(0, ROWS * D)), tl.zeros([ROWS * D], tl.float32))
@@ -78,6 +85,7 @@ def attention_bwd_after_kernel(
 ):  # fmt: skip
     """One piece of 64 rows, 64 columns of it: read as it lies, put in order between threads."""
     PARTS: tl.constexpr = D // 64
+    gdc_wait()
     piece = tl.program_id(0) // PARTS
     part = tl.program_id(0) - piece * PARTS
     index = piece // blocks

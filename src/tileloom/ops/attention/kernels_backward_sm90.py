@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tileloom.launch.aot import KernelSpec
@@ -58,7 +58,9 @@ _SHAPES = (
     ("bf16", 64, GluonSm90BackwardConfig(128, 2, True), _ORDERED),
     ("bf16", 128, GluonSm90BackwardConfig(64, 2, True), (*_ORDERED, "packed-ordered")),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2, True), _ORDERED),
-    ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "window-lengths", *_PACKED)),
+    ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "packed-causal")),
+    ("bf16", 64, GluonSm90BackwardConfig(64, 3), ("full", "causal", "window-lengths", *_PACKED)),
+    ("bf16", 64, GluonSm90BackwardConfig(64, 3, True), (*_ORDERED, "packed-ordered")),
     ("bf16", 64, GluonSm90BackwardConfig(64, 2), (_SCORES[0], *_SCORES[2:5])),
     ("bf16", 128, GluonSm90BackwardConfig(64, 2), _PLAIN),
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
@@ -71,9 +73,14 @@ _SHAPES = (
 _BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, 16k tokens, hidden 2048, TFLOP/s at 16k beside cuDNN: "
 _ON_H200 = "H200, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
+_ON_H200_BWD = "H200, Triton 3.6.0, 2026-11-28, 16k tokens, 16k, TFLOP/s beside cuDNN: "
 _SPILLS: Mapping[str, tuple[int, str]] = {
     "64-128": (260, _ON_H100 + "537 (491) full, 494 (460) causal; with no spills (64 rows) 462."),
     "64-128-packed-causal": (320, "H200, 16k rows, lengths of 4k: 345 TFLOP/s, plain 394."),
+    "64-64": (
+        360,
+        _ON_H200_BWD + "544 (464) full, 531 (451) causal; with 128 rows 494 and 504.",
+    ),
     "128-64": (280, _ON_H100 + "657 (598) full, 595 (580) causal."),
     "256-64": (360, _ON_H100 + "459 (374) full, 450 (400) causal."),
     "256-64-causal-ordered": (420, "H200, 16k tokens, 4k: 366 TFLOP/s, in no order 430 to 440."),
@@ -99,7 +106,8 @@ def gluon_backward_specs() -> tuple[KernelSpec, ...]:
         end for width in (64, 128, 256) for end in (_before("bf16", width, width), _after(width))
     ]
     packed = (_before("bf16", 128, 128, True), _after(128, True))
-    return (*main, *ends, _before("bf16", 256, 128), *packed)
+    sums = (_dbias(64, "full"), _dbias(128, "full"), _dbias(128, "window-lengths"))
+    return (*main, *ends, _before("bf16", 256, 128), *packed, *sums)
 
 
 def _main(
@@ -108,8 +116,7 @@ def _main(
     from tileloom.ops.attention import kernel_gluon_sm90_bwd as kernel
 
     width, width_v = map(tile_width, dims)
-    rows, is_wide = config.block_m, is_wide_kernel(*dims)
-    own = _FORMS[form]
+    rows, is_wide, own = config.block_m, is_wide_kernel(*dims), _FORMS[form]
     tiles = {"q_desc": (rows, width), "k_desc": (64, width), "dk_desc": (64, width)}
     tiles |= {"do_desc": (rows, width_v), "v_desc": (64, width_v), "dv_desc": (64, width_v)}
     signature = {
@@ -117,9 +124,8 @@ def _main(
         for name, (n, columns) in tiles.items()
     }
     layouts: dict[str, dict[str, int]] = {n: _tile_arguments() for n in tiles}
-    for name in ("lse_desc", "delta_desc"):
-        signature[name] = f"tensordesc<fp32[{rows}],{{layout}}>"
-        layouts[name] = _flat_arguments(1)
+    signature |= dict.fromkeys(("lse_desc", "delta_desc"), f"tensordesc<fp32[{rows}],{{layout}}>")
+    layouts |= dict.fromkeys(("lse_desc", "delta_desc"), _flat_arguments(1))
     if is_wide:
         signature["buffer_ptr"] = "*fp32"
     else:
@@ -170,17 +176,33 @@ def _main(
     spills, reason = _SPILLS.get(f"{widest}-{rows}-{form}", _SPILLS[f"{widest}-{kind}"])
     shape = str(dims[0]) if dims[0] == dims[1] else f"{dims[0]}x{dims[1]}"
     end = "_wide" if is_wide else ""
-    return KernelSpec(
+    spec = KernelSpec(
         name=f"attention_bwd_gluon_sm90[d{shape}-{form}-{dtype}-{rows}x{config.stages}]",
         function=f"{_KERNEL}{end}:attention_bwd{end}_kernel",
         gluon=True,
         signature=signature,
         constexprs=constexprs,
         archs=("sm_90",),
+        options={"launch_pdl": True},
         layouts={n: layout for n, layout in layouts.items() if n not in constexprs},
         aligned=tuple(n for n, kind in signature.items() if kind.startswith("*") and n != "bias"),
         spill_budget=spills,
         spill_reason=reason,
+    )
+    return _narrow(spec) if widest <= 64 and kind == "64" else spec
+
+
+def _narrow(spec: KernelSpec) -> KernelSpec:
+    """The narrow kernel in place of the other: it knows nothing of scores and dropout."""
+    from tileloom.ops.attention.kernel_gluon_sm90_bwd_narrow import attention_bwd_narrow_kernel
+
+    known = attention_bwd_narrow_kernel.arg_names
+    return replace(
+        spec,
+        function=f"{_KERNEL}_narrow:attention_bwd_narrow_kernel",
+        signature={n: kind for n, kind in spec.signature.items() if n in known},
+        constexprs={n: value for n, value in spec.constexprs.items() if n in known},
+        aligned=tuple(n for n in spec.aligned if n in known),
     )
 
 
@@ -221,6 +243,7 @@ def _before(dtype: str, width: int, width_v: int, is_packed: bool = False) -> Ke
         signature=signature | dict.fromkeys(constexprs, "constexpr"),
         constexprs=constexprs,
         archs=("sm_90",),
+        options={"launch_pdl": True},
         aligned=(*pointers, "cu_q"),
     )
 
@@ -240,5 +263,38 @@ def _after(width: int, is_packed: bool = False) -> KernelSpec:
         signature=signature | dict.fromkeys(constexprs, "constexpr"),
         constexprs=constexprs,
         archs=("sm_90",),
+        options={"launch_pdl": True},
         aligned=("buffer_ptr", "dq_ptr", "cu_q"),
+    )
+
+
+def _dbias(width: int, form: str) -> KernelSpec:
+    from tileloom.ops.attention import kernel_gluon_sm90_dbias as kernel
+
+    own = _FORMS[form]
+    tile = f"tensordesc<bf16[1, 1, 64, {width}],{{layout}}>"
+    layouts: dict[str, dict[str, Any]] = dict.fromkeys(
+        ("q_desc", "k_desc", "v_desc", "do_desc"), _tile_arguments()
+    )
+    signature = dict.fromkeys(layouts, tile)
+    scores = ("bias_desc", "dbias_desc")
+    signature |= dict.fromkeys(scores, "tensordesc<bf16[1, 1, 64, 64],{layout}>")
+    layouts |= dict.fromkeys(scores, score_arguments(2))
+    rows = dict.fromkeys(("lse_ptr", "weight_ptr", "delta_ptr"), "*fp32")
+    signature |= rows | {"lengths_ptr": "*i32", "scale": "fp32"}
+    signature |= dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
+    constexprs: dict[str, object] = {"SLOTS": 5 if width == 64 else 3, "HAS_LENGTHS": own.lengths}
+    constexprs |= {"HAS_LEFT": own.left, "HAS_RIGHT": own.right}
+    constexprs |= {} if own.lengths else {"lengths_ptr": None}
+    return KernelSpec(
+        name=f"attention_dbias_sm90[d{width}-{form}-bf16]",
+        function="tileloom.ops.attention.kernel_gluon_sm90_dbias:attention_dbias_sm90_kernel",
+        gluon=True,
+        signature=signature | dict.fromkeys(constexprs, "constexpr"),
+        constexprs=constexprs,
+        archs=("sm_90",),
+        layouts=layouts,
+        aligned=tuple(n for n in (*rows, "lengths_ptr") if n not in constexprs),
+        spill_budget=0 if form == "full" else 280,
+        spill_reason="" if form == "full" else "Where a tile is cut; the L2 cache is the limit.",
     )

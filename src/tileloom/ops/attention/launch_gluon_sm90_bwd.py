@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,16 +16,19 @@ from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import tma_faults
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
+    is_narrow_kernel,
     is_wide_kernel,
     tile_width,
 )
 from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_bwd import attention_bwd_kernel
+from tileloom.ops.attention.kernel_gluon_sm90_bwd_narrow import attention_bwd_narrow_kernel
 from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel
 from tileloom.ops.attention.kernel_triton_bwd_ends import (
     attention_bwd_after_kernel,
     attention_bwd_before_kernel,
 )
+from tileloom.ops.attention.launch_gluon_sm90_dbias import bind_dbias
 from tileloom.ops.attention.launch_gluon_sm90_scores import Scores, bind_weights
 from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
 from tileloom.ops.attention.problem import AttentionProblem, Layout, Offsets
@@ -102,14 +106,17 @@ def bind_attention_bwd(
     programs = _programs(problem)
     example = q.new_empty(4, dtype=torch.float32)  # all that is asked of a workspace is its type
     scores = Scores.of(problem, config, mask, bias, dbias)
-    before = _before(problem, rows, out, dout, lse, dlse, example, offsets)
+    starts = is_wide_kernel(problem.head_dim, problem.head_dim_v) or scores.bias or scores.mask
+    unit = problem.scale if starts else math.log(2.0)
+    before = _before(problem, rows, unit, out, dout, lse, dlse, example, offsets)
     is_lost = dk is None or dv is None
     if dk is None or dv is None:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
     given = (q, k, v, dout, dk, dv)
     weigh = bind_weights(problem, q, k, lse, mask, bias, key_lengths, offsets)
     everything = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
-    finish = scores.bind_sum(problem, everything, dbias, offsets)
+    sum_up = bind_dbias(problem, scores, rows, given[:4], bias, dbias, key_lengths)
+    finish = None if sum_up else scores.bind_sum(problem, everything, dbias, offsets)
     own = scores.arguments(problem, rows, mask, bias, dbias, example)
     dropout = dropout_arguments(problem, state)
     own[0].extend((*dropout.addresses, *dropout.bound()))
@@ -141,6 +148,8 @@ def bind_attention_bwd(
         turns = (q.new_zeros(1 + programs, dtype=torch.int32),) if config.ordered else ()
         first = (q, k, v, dout, statistic, delta, dk, dv, buffer)
         main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed, *turns)
+        if sum_up is not None:
+            sum_up(q, k, v, dout, bias, dbias, *weights[1:], delta, *lengths)
         if finish is not None:
             given = (dout, dlse, q, k, v, out, lse, mask, bias, key_lengths, state)
             finish(own, given, dbias, offsets)
@@ -182,16 +191,16 @@ def _row_arguments(problem: AttentionProblem, offsets: Offsets | None) -> tuple[
 
 
 def _before(
-    problem: AttentionProblem, rows: int, out: torch.Tensor, dout: torch.Tensor, lse: torch.Tensor,
-    dlse: torch.Tensor | None, example: torch.Tensor, offsets: Offsets | None,
+    problem: AttentionProblem, rows: int, unit: float, out: torch.Tensor, dout: torch.Tensor,
+    lse: torch.Tensor, dlse: torch.Tensor | None, example: torch.Tensor, offsets: Offsets | None,
 ) -> BoundLaunch:  # fmt: skip
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
-    return prepared(attention_bwd_before_kernel, num_warps=4).bind(
+    return prepared(attention_bwd_before_kernel, num_warps=4, launch_pdl=True).bind(
         (lines // 16,),
         *(out, dout, lse, None if dlse is None else dlse.contiguous()),
         *(example, example, example),
-        problem.scale,
+        unit,
         problem.heads_q,
         problem.len_q,
         padded // 16,
@@ -214,6 +223,7 @@ def _main(
     q, k, v, dout, dk, dv = given
     width, width_v = tile_width(problem.head_dim), tile_width(problem.head_dim_v)
     is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
+    is_narrow = is_narrow_kernel(problem, config.block_m)
     is_packed = problem.packed is not None
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
@@ -225,7 +235,14 @@ def _main(
         shape, box = [lines * width // 128, 128], [rows * width // 256, 128]
         buffer = TensorDescriptor(example, shape, [128, 1], box, flat_layout(2))
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
-    return prepared(kernel, num_warps=4).bind(
+    hidden, strides, constants = own[0], own[1], scores.constants()
+    if is_narrow:  # it knows nothing of scores and dropout
+        kernel, hidden, strides, constants = attention_bwd_narrow_kernel, [], [], {}
+    else:
+        rows_lost = (example.view(torch.int32), example, example) if scores.bias else (None,) * 3
+        hidden = [*rows_lost, *hidden]
+        constants["DROPOUT"] = problem.dropout_p > 0
+    return prepared(kernel, num_warps=4, launch_pdl=True).bind(
         (programs,),
         descriptor(q, rows, width, is_packed),
         descriptor(k, 64, width, is_packed),
@@ -236,8 +253,7 @@ def _main(
         descriptor(dv, 64, width_v, is_packed),
         buffer,
         None if key_lengths is None else key_lengths.contiguous(),
-        *((example.view(torch.int32), example, example) if scores.bias else (None,) * 3),
-        *own[0],
+        *hidden,
         problem.scale,
         problem.heads_q,
         problem.heads_kv,
@@ -256,13 +272,12 @@ def _main(
         problem.batch,
         *(problem.packed.totals if problem.packed else (0, 0)),
         *(s // 8 for t in (dk, dv) for s in t.stride()[1:3]),
-        *own[1],
+        *strides,
         STAGES=config.stages,
         HAS_LENGTHS=problem.has_key_lengths,
         HAS_LEFT=problem.band.has_left,
         HAS_RIGHT=problem.band.has_right,
-        DROPOUT=problem.dropout_p > 0,
-        **scores.constants(),
+        **constants,
     )
 
 
@@ -273,7 +288,7 @@ def _after(
     width = tile_width(problem.head_dim)
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
-    return prepared(attention_bwd_after_kernel, num_warps=4).bind(
+    return prepared(attention_bwd_after_kernel, num_warps=4, launch_pdl=True).bind(
         (lines * width // 4096,),
         *(example, dq, problem.scale, problem.heads_q, problem.len_q, padded // 64),
         problem.head_dim // 8,

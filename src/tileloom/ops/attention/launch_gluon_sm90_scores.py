@@ -109,14 +109,14 @@ class Scores:
         for tensor, mode in ((bias, self.bias), (bits, self.mask)):
             strides = (0, 0, 0, 0) if tensor is None else strides_of(tensor.expand(full))
             if tensor is not None and mode == TILE:
-                arguments.append(_descriptor(tensor, full, strides, rows))
+                arguments.append(score_descriptor(tensor, full, strides, rows))
                 strides = (*(int(s > 0) for s in strides[:2]), 0, 0)
             else:
                 arguments.append(tensor)
             steps += strides
         target = {NONE: None, KEYS: example}.get(self.dbias, dbias)
         if target is not None and self.dbias == TILE:
-            target = _descriptor(target, full, strides_of(target.reshape(full)), rows)
+            target = score_descriptor(target, full, strides_of(target.reshape(full)), rows)
         return [*arguments, target], steps
 
     def tensors(
@@ -203,7 +203,7 @@ def _gradient_mode(problem: AttentionProblem, dbias: torch.Tensor) -> int:
     return KEYS if dbias.dim() < 2 or dbias.shape[-2] == 1 else NONE
 
 
-def _descriptor(
+def score_descriptor(
     tensor: torch.Tensor, full: tuple[int, int, int, int], strides: tuple[int, ...], rows: int
 ) -> TensorDescriptor:
     """A TMA descriptor for boxes of 64 keys, with one entry where a dimension broadcasts."""

@@ -159,6 +159,12 @@ def clear_outside(x, key, first, last):
 
 
 @gluon.jit
+def columns_of(statistic, LAYOUT: gl.constexpr):
+    """A number for each column, the same in all rows: `[1, columns]`."""
+    return gl.expand_dims(statistic.load(gl.SliceLayout(0, LAYOUT)), 0)
+
+
+@gluon.jit
 def columns_start(statistic, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
     """Start values of an accumulator: a number for each column, the same in all rows.
 
