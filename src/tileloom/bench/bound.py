@@ -17,14 +17,14 @@ from typing import Literal
 from tileloom.bench.case import AttentionCase
 from tileloom.bench.run import CellResult
 
-INSTRUCTIONS = {"forward": (6.0, 2.5, 23.1), "backward": (9.0, 2.5, 23.1)}
+INSTRUCTIONS = {"forward": (6.0, 2.5, 22.5), "backward": (9.0, 2.5, 22.5)}
 """Of the plain kernel, and what a bias and dropout add: estimates for each score.
 
 Those of the forward rest on counts in the SASS of its main loop; the backward's 9.0 is a guess.
 
 A bias: 1.5 to make it float32, and one multiply-add. Dropout: a quarter of a Philox call, whose 19
-wide products take, each with its xors and sums, as long as 4.23 multiply-adds (an H200 on
-2026-11-28, `scripts/time_philox.py`), and 3 that make a decision of it and apply it.
+wide products take, each with its xors and sums, as long as 4.1 multiply-adds (two H200s on
+2026-11-28: 4.10 and 4.23; `scripts/time_philox.py`), and 3 that make a decision of it and apply it.
 """
 _LANES = 128
 
