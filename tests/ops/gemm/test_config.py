@@ -9,6 +9,7 @@ import torch
 
 from tileloom.launch.layout import Layout
 from tileloom.ops.gemm.config import GluonSm90Config, decode, gluon_rule
+from tileloom.ops.gemm.launch_gluon_sm90 import params_of
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import Target
 
@@ -44,12 +45,22 @@ def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
         ((2048, 2048, 2048), "128,256,0,8,static,1,64,False"),
         ((3072, 3072, 3072), "192,128,0,8,static,1,64,False"),
         ((8192, 8192, 8192), "128,256,0,16,dynamic,1,64,False"),
-        ((4096, 28672, 4096), "128,256,0,8,dynamic,1,64,True"),
+        ((4096, 28672, 4096), "128,256,0,16,dynamic,1,64,False"),
+        ((4096, 57344, 8192), "128,256,0,8,dynamic,1,64,True"),
     ],
     ids=str,
 )
 def test_the_rule_is_what_was_measured(sizes, config):
     assert gluon_rule(_problem(*sizes), 132) == decode(f"gluon_sm90:{config}")
+
+
+def test_tiles_that_a_counter_deals_go_in_groups_of_rows():
+    problem = _problem(4096, 28672, 4096)
+    dealt = GluonSm90Config(scheduler="dynamic")
+    assert params_of(problem, dealt).raster_order == "along_n"
+    assert (
+        params_of(problem, GluonSm90Config()).raster_order == "along_m"
+    )  # by turns, where C is wide
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
@@ -91,3 +102,15 @@ def test_what_the_rule_gives_can_run(out_dtype, residual, flips):
 def test_the_end_of_a_configs_text_may_be_missing():
     assert decode("gluon_sm90:64,128") == GluonSm90Config(64, 128)
     assert decode("gluon_sm90:64,16,0,8,static,1,64,True") == GluonSm90Config(64, 16, swap_ab=True)
+
+
+def test_tiles_of_two_accumulators_say_what_they_cannot():
+    by_rows = _problem(64, 1024, 1024, b_flips=False)
+    assert GluonSm90Config(64, 80).reasons_against(by_rows, H100) == (
+        "b lies by rows, and a box of the last 8 columns would have fewer than 16",
+    )
+    assert GluonSm90Config(256, 160).reasons_against(by_rows, H100) == ()
+    text = "the tile is 256x160, whose columns are no power of two, which goes with neither splits "
+    for problem, splits in ((_problem(512, 1024, 1024, chunks=2), 1), (by_rows, 2)):
+        reasons = GluonSm90Config(256, 160, splits=splits).reasons_against(problem, H100)
+        assert reasons == (text + "nor chunks",)

@@ -340,8 +340,9 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     * Otherwise the tile whose waves take the least time, by what it reaches of the card's speed.
       Up to 1,024 rows also with the operands exchanged and no groups, by turns: faster there.
     * Above, from 4 waves of 128 x 256 on, a counter deals the tiles: dealt by turns, blocks drift
-      apart and no longer read the same rows at about the same time. Where C is wide the operands
-      are exchanged, where it is not the groups are larger.
+      apart and no longer read the same rows at about the same time. Groups of 16 rows of tiles
+      make a square of the 132 that run together; where C is wide and k deep the operands are
+      exchanged.
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
         return _few_rows(problem, sms)
@@ -357,12 +358,12 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     is_short = problem.m <= _MIDDLE_ROWS or _waves(problem, sms, best) < _MANY_WAVES
     if problem.chunks or not is_wide or is_short:
         return best
-    if problem.n > problem.m:
+    if problem.n > problem.m and problem.k >= _DEEP:
         return replace(best, scheduler="dynamic", swap_ab=True)
     return replace(best, scheduler="dynamic", swizzle_size=16)
 
 
-_FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES = 64, 1024, 4
+_FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES, _DEEP = 64, 1024, 4, 8192
 _SPEED = {
     GluonSm90Config(128, 256): 1.0,
     GluonSm90Config(256, 128): 0.99,

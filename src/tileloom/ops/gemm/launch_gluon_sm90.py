@@ -102,11 +102,15 @@ def constants(
 def params_of(
     problem: MatmulProblem, config: GluonSm90Config, **chunks: Any
 ) -> TileSchedulerParams:
-    """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`."""
+    """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`.
+
+    Tiles that a counter deals go in groups of rows, however wide C is: see docs/matmul.md.
+    """
     seen = config.seen(problem)
     return TileSchedulerParams.to_underlying_arguments(
         *(seen.m, seen.n, seen.k, seen.l * config.splits),
         block=(config.block_m, config.block_n, config.block_k),
+        raster_order="along_n" if config.scheduler == "dynamic" else "heuristic",
         max_swizzle_size=config.swizzle_size,
         **chunks,
     )
