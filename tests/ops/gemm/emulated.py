@@ -160,6 +160,7 @@ CASES = {
         for name in (
             "64x128",
             "192x128",
+            "64x80",
             "fused",
             "fused-64",
             "dynamic",
