@@ -73,7 +73,6 @@ _WRITTEN = (
     "emulator plays a reduction's write together with its read of shared memory, which the wait "
     "above covers"
 )
-_TURN = "turns order the issue of wgmmas for speed; nothing is handed over by them"
 _OWN = (
     "it is there for Triton's analysis of shared memory, which then puts no barrier where nothing "
     "is cleared; the threads clear elements of their own, and all meet at the named barrier after"
@@ -96,12 +95,6 @@ SUBJECTS = (
             ): "`q_empty` orders the producer's next store behind this load too: every consumer "
             "arrives there for tile `count - 2` during the tile after (with one Q buffer for "
             "`count - 1` at its end), so after it has read the mail that this one overwrites",
-            (
-                "arrive_each_thread(ring_empty.index(k_slot))",
-                "arrive_each_thread before the warpgroup_mma_wait above it",
-            ): "the producer refills slots in order: before this one it waits for V of the block "
-            "before, which this step hands back after its `warpgroup_mma_wait(0)`",
-            ("turn_end(WG, CONSUMERS)", "turn_end before the warpgroup_mma above it"): _TURN,
             (
                 "thread_barrier()  # with the one below, so that what does not come here needs "
                 "none",
