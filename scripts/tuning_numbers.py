@@ -287,6 +287,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--subject", choices=SUBJECTS, action="append")
     given = parser.parse_args()
+    from triton import knobs as of_triton
+
+    # Where the variable is not set, Inductor sets it in the middle: the second process would look
+    # elsewhere than the first one wrote.
+    os.environ["TRITON_CACHE_DIR"] = str(of_triton.cache.dir)
     subjects: dict[str, Any] = {}
     told = {
         "kind": "tileloom-tuning-numbers",

@@ -243,6 +243,7 @@ def test_biases_and_masks_are_right(case):
 @pytest.mark.parametrize("size", [(2, 3, 129, 257), (1, 2, 64, 256), (3, 1, 5, 1022)], ids=str)
 def test_dropout_is_the_generators_to_the_bit(size, dim):
     config = GluonSm90BackwardConfig(64, 2)
+    torch.cuda.init()  # before it there are no generators
     for offset in (0, 2**33 + 4):
         torch.manual_seed(3)
         torch.cuda.default_generators[torch.cuda.current_device()].set_offset(offset)
