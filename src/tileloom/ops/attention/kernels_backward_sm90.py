@@ -228,7 +228,7 @@ def _before(dtype: str, width: int, width_v: int, is_packed: bool = False) -> Ke
 
     pointers = {"out_ptr": dtype, "dout_ptr": dtype, "lse_ptr": "fp32", "dlse_ptr": "fp32"}
     pointers |= dict.fromkeys(("statistic_ptr", "delta_ptr", "buffer_ptr"), "fp32")
-    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"scale": "fp32"}
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | {"unit": "fp32"}
     signature |= {"cu_q": "*i32"}
     signature |= dict.fromkeys(ends.INT32_ARGUMENTS, "i32")
     signature |= dict.fromkeys(ends.INT64_BEFORE, "i64")
