@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 KERNEL = "tileloom.ops.attention.kernel_gluon_sm90_fwd"
 LAUNCHED = "attention_fwd_kernel"
-REMOVED = "mbarrier.wait(ring_full.index(slot), phase)"  # the first: for K of the first block
+REMOVED = "mbarrier.wait(ring_full[0].index(slot // 2), phase)"  # for K of the first block
 TIMELINE = "timeline.json"
 DTYPE = torch.float16
 SHOWN_STEPS = 140

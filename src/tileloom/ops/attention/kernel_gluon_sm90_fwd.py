@@ -314,7 +314,6 @@ def _consumer(
             p = drop(p, bits)
         p = packed_pairs(p, q_smem.dtype)
         acc = gl.zeros([64, D], gl.float32, O_LAYOUT)
-
         if HAS_RIGHT:
             for j in range(1, clear):
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
@@ -342,9 +341,10 @@ def _consumer(
                     MASK_VECTOR, DROPOUT,
                 )  # fmt: skip
         base += 2 * blocks
+        if HELD > 0:  # Q was read into registers
+            fence_async_shared()
         if not STORE_TMA:
             arrive_each_thread(q_empty.index(buffer))
-
         slot, phase = slot_of(base - 1, SLOTS)
         mbarrier.wait(ring_full[1].index(slot // 2), phase)
         v = values_of(rings, slot, SLOTS)
