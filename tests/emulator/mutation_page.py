@@ -136,6 +136,12 @@ SUBJECTS = (
         },
     ),
     Subject(
+        "Gradient of a shared bias on Hopper",
+        (_ATTENTION_TESTS / "emulated_dbias.py",),
+        (_ATTENTION / "kernel_gluon_sm90_dbias.py",),
+        sms=2,
+    ),
+    Subject(
         "Matrix product on Hopper",
         (ROOT / "tests" / "ops" / "gemm" / "emulated.py",),
         (
