@@ -116,7 +116,8 @@ def _inline_asm(op: Op, program: Program) -> Run:
                 op.loc,
             )
         for n, register in enumerate(registers):
-            lanes.registers[f"${len(outputs) + n}"] = np.resize(register, count)
+            whole = register if register.size == count else np.resize(register, count)
+            lanes.registers[f"${len(outputs) + n}"] = whole
         for n, letter in enumerate(inputs):
             if letter.isdigit():
                 lanes.registers[f"${letter}"] = lanes.registers[f"${len(outputs) + n}"]
@@ -183,22 +184,24 @@ def _threadwise_asm(op: Op, program: Program) -> Run:
     return run
 
 
-def _lower_barrier(op: Op, program: Program, verb: str, ident: int, count: int) -> Run:
+def _lower_barrier(op: Op, program: Program, verb: str, ident: str, count: int) -> Run:
     """Lower text that is a named barrier and nothing else, without an interpreter."""
     (d,) = op.results
+    slot = None if ident.isdigit() else op.operands[int(ident[1:]) - 1]
+    literal = int(ident) if slot is None else 0
     op.kind = STEP
     if program.module.num_ctas > 1:
         raise UnsupportedKernelError("a named barrier in a cluster", op.loc)
 
     def run(f: Frame) -> Wait | None:
         f[d] = 0
-        return meet(f[0], verb, ident, count, op.loc)
+        return meet(f[0], verb, literal if slot is None else int(f[slot]), count, op.loc)
 
     return run
 
 
-def _plain_barrier(code: ptx.Code, op: Op) -> tuple[str, int, int] | None:
-    """Recognise text that is one named barrier with literal operands: verb, number, count."""
+def _plain_barrier(code: ptx.Code, op: Op) -> tuple[str, str, int] | None:
+    """Recognise text that is one named barrier: verb, number (or its operand), and count."""
     barriers = [i for i in code.instructions if i.parts[0] in ("bar", "barrier")]
     rest = [i for i in code.instructions if i.parts[0] not in ("bar", "barrier")]
     if len(barriers) != 1 or barriers[0].predicate or len(op.results) != 1:
@@ -208,9 +211,13 @@ def _plain_barrier(code: ptx.Code, op: Op) -> tuple[str, int, int] | None:
     if barrier.parts[1:] not in (("sync",), ("arrive",)) or len(barrier.operands) != 2:
         return None
     quiet = all(i.name in ("mov.u32", "mov.b32") and i.operands == ("$0", "0") for i in rest)
-    if not quiet or not all(o.isdigit() for o in barrier.operands) or op.type.kind == "tensor":
+    number, count = barrier.operands
+    kinds = [ty.kind for ty in op.operand_types()] if op.operands else []
+    given = [f"${n}" for n, kind in enumerate(kinds, 1) if kind != "tensor"]
+    known = number.isdigit() or (number in given and "tensor" not in kinds)
+    if not quiet or not known or not count.isdigit() or op.type.kind == "tensor":
         return None
-    return verb, int(barrier.operands[0]), int(barrier.operands[1])
+    return verb, number, int(count)
 
 
 def unknown_ptx(text: str) -> list[str]:
