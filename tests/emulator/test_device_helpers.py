@@ -25,6 +25,13 @@ from triton.runtime.jit import JITFunction
 from tests.emulator import support
 from tileloom import device, emulator
 from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
+from tileloom.device.cluster import (
+    cluster_begin,
+    cluster_moments,
+    cluster_softmax,
+    cluster_sums,
+    warp_layout,
+)
 from tileloom.device.compat import thread_barrier, tma_load, tma_store
 from tileloom.device.cp_async import cp_async
 from tileloom.device.memory import (
@@ -186,7 +193,56 @@ def _allocates(x_desc, out_ptr, helper: gl.constexpr):
     mbarrier.wait(bars.index(1), 0)
 
 
+@gluon.jit
+def _warps():
+    """Numbers of the 32 warps of a cluster of 8 CTAs."""
+    of: gl.constexpr = gl.SliceLayout(2, warp_layout(4, 8, 1))
+    cta = gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, of)), 1)
+    return cta * 4 + gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, of)), 0)
+
+
+@gluon.jit
+def _begins(x_desc, out_ptr, helper: gl.constexpr):
+    box = helper(1, 8, 4)
+    warp = _warps()
+    gl.store(out_ptr + warp, cluster_sums(box, (warp.to(gl.float32),), 8, 4)[0])
+
+
+@gluon.jit
+def _sums(x_desc, out_ptr, helper: gl.constexpr):
+    box = cluster_begin(2, 8, 4)
+    warp = _warps()
+    value = warp.to(gl.float32)
+    found = helper(box, (value, value + 1), 8, 4)
+    gl.store(out_ptr + warp, found[0])
+    gl.store(out_ptr + 32 + warp, found[1])
+
+
+@gluon.jit
+def _moments(x_desc, out_ptr, helper: gl.constexpr):
+    box = cluster_begin(2, 8, 4)
+    warp = _warps()
+    value = warp.to(gl.float32)
+    found = helper(box, (value, value * 0 + 1), 2, 8, 4)
+    gl.store(out_ptr + warp, found[0])
+    gl.store(out_ptr + 32 + warp, found[1])
+
+
+@gluon.jit
+def _maxima(x_desc, out_ptr, helper: gl.constexpr):
+    box = cluster_begin(2, 8, 4)
+    warp = _warps()
+    value = (warp // 4).to(gl.float32) * 100
+    peak, total = helper(box, value, value * 0 + 2, 8, 4)
+    gl.store(out_ptr + warp, peak)
+    gl.store(out_ptr + 32 + warp, total)
+
+
 CALLS = {
+    "cluster_begin": _begins,
+    "cluster_sums": _sums,
+    "cluster_moments": _moments,
+    "cluster_softmax": _maxima,
     "tma_reduce": _combines,
     "tma_store_wait": _stores,
     "fence_proxy_async": _fences,
@@ -213,6 +269,8 @@ CALLS = {
     "tma_store": _copies,
     "tma_reduce_add": _adds,
 }
+# CTAs of a program, where not one.
+CTAS = dict.fromkeys((_begins, _sums, _moments, _maxima), 8)
 
 
 def helpers_of(module):
@@ -235,7 +293,7 @@ def launch(helper, kernel):
     out = torch.zeros(512)
     desc = TensorDescriptor.from_tensor(x, [16, 32], layout)
     with emulator.run() as run:
-        kernel[(1,)](desc, out, helper, num_warps=4)
+        kernel[(1,)](desc, out, helper, num_warps=4, num_ctas=CTAS.get(kernel, 1))
     return run, x, out
 
 
@@ -282,6 +340,12 @@ def test_helpers_do_what_they_say():
     assert launch(cp_async, _pieces)[2].tolist() == [2.0] * 500 + [0.0] * 12
     _, x, _ = launch(tma_store_wait, _stores)
     assert torch.equal(x[16:], torch.ones(16, 32))
+    assert launch(cluster_begin, _begins)[2][:32].tolist() == [496.0] * 32
+    assert launch(cluster_sums, _sums)[2][:64].tolist() == [496.0] * 32 + [528.0] * 32
+    # 0, 1, ... 31 with squares of 1 about each, of two elements each: 32 + 2 * 2728 about 15.5.
+    assert launch(cluster_moments, _moments)[2][:64].tolist() == [15.5] * 32 + [5488.0] * 32
+    # Only the last CTA's four sums of 2 count: the others lie e^-100 and less below.
+    assert launch(cluster_softmax, _maxima)[2][:64].tolist() == [700.0] * 32 + [8.0] * 32
     assert set(CALLS) == {
         name
         for module in MODULES

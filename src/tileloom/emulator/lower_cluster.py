@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 
 # The shapes of the boxes that wait for their numbers, of each cluster.
 _open: WeakKeyDictionary[Cta, list[tuple[int, ...]]] = WeakKeyDictionary()
+_FIRST_LINE = re.compile(r"\{ // cluster_(begin|sums|moments|softmax) (\d+) (\d+) (\d+)\n")
+
+
+def is_known(text: str) -> bool:
+    """Whether an inline assembly is one of the texts that are known as a whole."""
+    return _FIRST_LINE.match(text) is not None
 
 
 def lower(op: Op, text: str) -> Run | None:
     """Lower one of the texts; None if it is another one."""
-    found = re.match(r"\{ // cluster_(begin|sums|moments|softmax) (\d+) (\d+) (\d+)\n", text)
+    found = _FIRST_LINE.match(text)
     if found is None:
         return None
     shape = tuple(int(found[n]) for n in (2, 3, 4))

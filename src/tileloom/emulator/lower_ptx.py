@@ -227,8 +227,10 @@ def unknown_ptx(text: str) -> list[str]:
         text: Inline assembly.
 
     Returns:
-        Their texts; empty if all are known.
+        Their texts; empty if all are known, or the text as a whole is.
     """
+    if lower_cluster.is_known(text):
+        return []
     return [i.text for i in ptx.parse(text).instructions if not _is_known(i)]
 
 
