@@ -53,11 +53,18 @@ OURS = set(range(8, 16))
 
 @of_each_version(GLUON)
 def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, name):
-    """Triton keeps to ids below 8, and attention's are there, for the threads of two warpgroups."""
+    """Triton keeps to ids below 8, and attention's are there, for the threads of two warpgroups.
+
+    The gradient of a shared bias has none; CTAs of a cluster meet by the cluster's barrier.
+    """
     ptx = compiled(shipped_results, version, name).ptx
     used = re.findall(r"\bbar(?:rier)?(?:\.\w+)*\s+(\d+)(?:,\s*(\d+))?", ptx)
     ids = {int(ident) for ident, _ in used}
     assert {ident for ident in ids if ident >= 8} <= OURS
+    if "_cluster[" in name:
+        assert not ids  # its warps show each other numbers, and wait for them at mbarriers
+        assert "barrier.cluster.wait" in ptx
+        return
     if name.startswith("norm"):
         assert max(ids) < 8  # one partition, whose threads meet by Triton's barrier alone
         return
@@ -68,6 +75,8 @@ def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, na
         threads = str(128 * constexprs["CONSUMERS"] + 32)
         named = constexprs["STAGES"] == 2
         assert slots == ({("arrive", threads), ("sync", threads)} if named else set())
+    elif name.startswith("attention_dbias"):
+        assert max(ids) < 8  # each consumer waits for the producer alone, at mbarriers
     elif name.startswith("attention"):
         assert ("8", "256") in used
     else:
