@@ -249,7 +249,7 @@ def deterministic():
 def test_deterministic_algorithms_take_the_fixed_order(dim):
     problem = cases.problem_of(AttentionCase("p", (1, 1, 1, 64, 64, dim, dim), BF16).inputs())
     choice = choose_backward(problem, H100)
-    assert choice.config == GluonSm90BackwardConfig(128 if dim == 64 else 64, 2, ordered=True)
+    assert choice.config == GluonSm90BackwardConfig(64, 3 if dim == 64 else 2, ordered=True)
     why = GluonSm90BackwardConfig().reasons_against(problem, H100)
     assert why == (
         "ordered is False: it adds up dQ in no fixed order, and deterministic algorithms are asked "
