@@ -6,6 +6,7 @@ that a Python user would expect to catch, and from `TileloomError`.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,35 @@ def bullet_list(reasons: Mapping[str, Sequence[str]]) -> str:
     return "\n".join(f"- {name}: {'; '.join(why)}" for name, why in reasons.items())
 
 
+def unknown_option(
+    op: str,
+    name: str,
+    options: Sequence[str],
+    elsewhere: Mapping[str, str] | None = None,
+    *,
+    kind: str = "option",
+) -> UnknownOptionError:
+    """Make the error for a keyword that a function does not have.
+
+    Args:
+        op: The function.
+        name: The keyword.
+        options: The keywords that it has.
+        elsewhere: What other libraries call an option, and what to write instead.
+        kind: What to call such a keyword.
+
+    Returns:
+        The error; it names the nearest option.
+    """
+    remedy = (elsewhere or {}).get(name)
+    if remedy is None:
+        near = difflib.get_close_matches(name, options, n=1)
+        remedy = f"{near[0]}=" if near else "one of these"
+    return UnknownOptionError(
+        f"{op}: there is no {kind} '{name}'; {kind}s: {', '.join(options)}. Try: {remedy}."
+    )
+
+
 def known_keywords(target: F) -> F:
     """Give a function's call with a keyword that it does not have a sentence.
 
@@ -106,13 +136,7 @@ def known_keywords(target: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in named:
-                import difflib
-
-                near = difflib.get_close_matches(name, known, n=1)
-                raise UnknownOptionError(
-                    f"{title}: there is no argument '{name}'; arguments: {', '.join(known)}. "
-                    f"Try: {f'{near[0]}=' if near else 'one of these'}."
-                )
+                raise unknown_option(title, name, known, kind="argument")
         return function(*args, **kwargs)
 
     if isinstance(target, type):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import get_args
 
@@ -14,8 +13,8 @@ from tileloom.errors import (
     GradientError,
     OptionError,
     ShapeError,
-    UnknownOptionError,
     UnsupportedError,
+    unknown_option,
 )
 from tileloom.ops._op import has_tangent
 from tileloom.ops.attention import plan as plans
@@ -157,7 +156,7 @@ def attention(
             out, lse = plan.run(q, k, v, None, None, None, state)
         return (out, lse) if return_lse else out
     if unknown:
-        raise UnknownOptionError(_unknown_option(next(iter(unknown))))
+        raise unknown_option("attention", next(iter(unknown)), _OPTIONS, _ELSEWHERE)
     check_return_lse("attention", return_lse)
     shown = resolve_mask("attention", mask, is_causal)
     q, k, v = cast(q, k, v)
@@ -195,14 +194,6 @@ def attention(
 
 def _scores(q: torch.Tensor, k: torch.Tensor) -> int:
     return q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
-
-
-def _unknown_option(name: str) -> str:
-    remedy = _ELSEWHERE.get(name)
-    if remedy is None:
-        near = difflib.get_close_matches(name, _OPTIONS, n=1)
-        remedy = f"{near[0]}=" if near else "one of these"
-    return f"attention: there is no option '{name}'; options: {', '.join(_OPTIONS)}. Try: {remedy}."
 
 
 def check_return_lse(name: str, return_lse: object) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tileloom.errors import GradientError
+from tileloom.errors import GradientError, unknown_option
 from tileloom.ops._op import has_tangent, is_eager
 from tileloom.ops._plans import Plans, layout_key
 from tileloom.ops.gemm import checks
@@ -85,7 +85,7 @@ def matmul(
         if plan is not None:
             return plan.call(a, b, bias, residual)
     if unknown:
-        raise checks.unknown_option("matmul", next(iter(unknown)), _OPTIONS)
+        raise unknown_option("matmul", next(iter(unknown)), _OPTIONS, checks.ELSEWHERE)
     a, b = checks.autocast(a, b)
     checks.check_operands("matmul", a, b)
     shape = output_shape(a, b)

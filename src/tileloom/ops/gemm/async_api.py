@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tileloom.errors import DtypeError, GradientError, OptionError, ShapeError
+from tileloom.errors import DtypeError, GradientError, OptionError, ShapeError, unknown_option
 from tileloom.ops._op import has_tangent
 from tileloom.ops._plans import Plans, is_short, plan_key
 from tileloom.ops.gemm import checks
@@ -111,7 +111,7 @@ def async_input_matmul(
             out = a.new_empty(plan.shape, dtype=out_dtype or a.dtype)
             return plan.run(a, b, chunk_signals, bias, residual, out, epoch, timeout_us)
     if unknown:
-        raise checks.unknown_option(_OP, next(iter(unknown)), _OPTIONS)
+        raise unknown_option(_OP, next(iter(unknown)), _OPTIONS, checks.ELSEWHERE)
     if not isinstance(b, torch.Tensor):
         _check_list(b)
         return [  # pyright: ignore[reportReturnType]

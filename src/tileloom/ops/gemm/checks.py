@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -16,12 +14,11 @@ from tileloom.errors import (
     DtypeError,
     OptionError,
     ShapeError,
-    UnknownOptionError,
 )
 from tileloom.ops.gemm.config import MatmulConfig
 from tileloom.ops.gemm.problem import ACTIVATIONS
 
-_ELSEWHERE = {  # what other libraries call it
+ELSEWHERE = {  # what other libraries call it
     "alpha": "scaling a or b",
     "beta": "residual=, scaled beforehand",
     "c": "residual=",
@@ -35,17 +32,6 @@ _ELSEWHERE = {  # what other libraries call it
 }
 CONFIGS = get_args(MatmulConfig)
 _OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def unknown_option(op: str, name: str, options: Sequence[str]) -> UnknownOptionError:
-    """Make the error for a keyword that the function does not have; it names the nearest one."""
-    remedy = _ELSEWHERE.get(name)
-    if remedy is None:
-        near = difflib.get_close_matches(name, options, n=1)
-        remedy = f"{near[0]}=" if near else "one of these"
-    return UnknownOptionError(
-        f"{op}: there is no option '{name}'; options: {', '.join(options)}. Try: {remedy}."
-    )
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

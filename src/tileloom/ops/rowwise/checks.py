@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-
 import torch
 
 from tileloom.errors import (
@@ -16,35 +13,11 @@ from tileloom.errors import (
     GradientError,
     OptionError,
     ShapeError,
-    UnknownOptionError,
 )
 from tileloom.ops._op import has_tangent
 from tileloom.ops.rowwise.config import CONFIGS
 
 _FLOATS = "torch.float16, torch.bfloat16, torch.float32, torch.float64"
-
-
-def unknown_option(
-    op: str, name: str, options: Sequence[str], elsewhere: Mapping[str, str]
-) -> UnknownOptionError:
-    """Make the error for a keyword that the function does not have.
-
-    Args:
-        op: The function.
-        name: The keyword.
-        options: The keywords that it has.
-        elsewhere: What other libraries call an option, and what to write instead.
-
-    Returns:
-        The error; it names the nearest option.
-    """
-    remedy = elsewhere.get(name)
-    if remedy is None:
-        near = difflib.get_close_matches(name, options, n=1)
-        remedy = f"{near[0]}=" if near else "one of these"
-    return UnknownOptionError(
-        f"{op}: there is no option '{name}'; options: {', '.join(options)}. Try: {remedy}."
-    )
 
 
 def check_tensor(op: str, name: str, tensor: object) -> None:

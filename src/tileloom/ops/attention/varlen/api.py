@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-
 import torch
 
-from tileloom.errors import GradientError, OptionError, UnknownOptionError
+from tileloom.errors import GradientError, OptionError, unknown_option
 from tileloom.ops._op import has_tangent
 from tileloom.ops.attention.api import cast, check_options, check_return_lse, resolve_mask
 from tileloom.ops.attention.config import AttentionConfig
@@ -138,7 +136,7 @@ def attention_varlen(
         torch.Size([10, 2, 32])
     """
     if unknown:
-        raise UnknownOptionError(_unknown_option(next(iter(unknown))))
+        raise unknown_option(_NAME, next(iter(unknown)), _OPTIONS, _ELSEWHERE)
     check_return_lse(_NAME, return_lse)
     shown = resolve_mask(_NAME, mask, is_causal)
     q, k, v = cast(q, k, v)
@@ -178,11 +176,3 @@ def attention_varlen(
         "" if backward_config is None else backward_config.encode(),
     )
     return (out, lse) if return_lse else out
-
-
-def _unknown_option(name: str) -> str:
-    remedy = _ELSEWHERE.get(name)
-    if remedy is None:
-        near = difflib.get_close_matches(name, _OPTIONS, n=1)
-        remedy = f"{near[0]}=" if near else "one of these"
-    return f"{_NAME}: there is no option '{name}'; options: {', '.join(_OPTIONS)}. Try: {remedy}."

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tileloom import knobs
-from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.errors import DtypeError, OptionError, ShapeError, unknown_option
 from tileloom.ops._op import is_eager
 from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.checks import (
@@ -16,7 +16,6 @@ from tileloom.ops.rowwise.checks import (
     check_device,
     check_no_tangent,
     check_rows,
-    unknown_option,
 )
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd

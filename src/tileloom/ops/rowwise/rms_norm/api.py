@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tileloom.ops.rowwise.checks import unknown_option
+from tileloom.errors import unknown_option
 from tileloom.ops.rowwise.config import RowConfig
 from tileloom.ops.rowwise.norm.calls import call
 from tileloom.ops.rowwise.rms_norm.autograd import rms_norm_fwd

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tileloom.errors import DtypeError, ShapeError
+from tileloom.errors import DtypeError, ShapeError, unknown_option
 from tileloom.ops._op import is_eager
 from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.checks import (
@@ -14,7 +14,6 @@ from tileloom.ops.rowwise.checks import (
     check_device,
     check_no_tangent,
     check_rows,
-    unknown_option,
 )
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd

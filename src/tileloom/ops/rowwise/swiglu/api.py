@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from tileloom.errors import unknown_option
 from tileloom.ops._plans import is_short, plan_key
 from tileloom.ops.rowwise.checks import (
     check_alike,
     check_config,
     check_no_tangent,
     check_rows,
-    unknown_option,
 )
 from tileloom.ops.rowwise.config import RowConfig
 from tileloom.ops.rowwise.swiglu.autograd import swiglu_fwd
