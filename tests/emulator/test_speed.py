@@ -1,9 +1,14 @@
-"""The emulator stays fast enough for CI: processor time of one compiled launch with all checks."""
+"""The emulator stays fast enough for CI: processor time of one compiled launch with all checks.
+
+CI's machines differ and are shared, so that a limit is no number of seconds: it counts in units of
+a fixed piece of work of the emulator's own kind (`yardstick`), measured in turn with the launch.
+"""
 
 from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,18 +17,33 @@ from tests.emulator import support
 from tileloom import emulator
 
 
-def seconds(call, repeats=5):
-    """The best of some runs after one that compiles, in processor time: CI machines are shared."""
+def yardstick():
+    """Interpreted Python around numpy calls on a row of a tile and on a whole one: 0.04 s on one
+    core of the machine where the limits below were set."""
+    row, tile, table = np.arange(128), np.ones((128, 64), np.float32), {}
+    for step in range(20000):
+        table[step % 64] = table.get((step + 1) % 64, 0) + step
+        row + row.astype(np.int64)
+        if not step % 32:
+            np.exp(tile - tile.max(axis=1, keepdims=True))
+
+
+def processor_seconds(call):
+    start = time.process_time()
     call()
-    found = []
-    for _ in range(repeats):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return min(found)
+    return time.process_time() - start
 
 
-@pytest.mark.parametrize(("size", "limit"), [(256, 0.020), (1024, 0.5)])
+def units(call, repeats):
+    """Processor time of the best of `repeats` runs over the yardstick's best, after one run that
+    compiles."""
+    call()
+    found = [(processor_seconds(call), processor_seconds(yardstick)) for _ in range(repeats)]
+    calls, yardsticks = zip(*found, strict=True)
+    return min(calls) / min(yardsticks)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(256, 0.5), (1024, 15)])
 def test_a_specialised_gemm(size, limit):
     case = support.load_case("specialised_gemm")
     a, b = torch.randn(2, size, size, dtype=torch.float16).unbind()
@@ -37,11 +57,11 @@ def test_a_specialised_gemm(size, limit):
         )
 
     with emulator.run():
-        assert seconds(go, repeats=5 if size < 1000 else 2) < limit
+        assert units(go, repeats=5) < limit
 
 
 def test_the_hopper_attention_kernel():
     q = torch.randn(1, 4, 1024, 64, dtype=torch.bfloat16)
     with emulator.run():
         # A third of it is inline PTX: P is packed into words, and votes and slots' barriers.
-        assert seconds(lambda: tileloom.attention(q, q, q), repeats=2) < 0.8
+        assert units(lambda: tileloom.attention(q, q, q), repeats=3) < 23
