@@ -5,10 +5,12 @@ import re
 
 import pytest
 from tests.launch import shipped
+from tests.launch.versions import triton_folder
 
 from tileloom.ops.attention.config_backward import decode_backward
 
 BACKWARD = sorted(name for name in shipped.SPECS if name.startswith("attention_bwd_gluon"))
+VERSION = "3.6.0"  # which the quick pass compiles them all on
 BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
 
 
@@ -22,6 +24,8 @@ def tile_bytes(kind):
 @pytest.mark.parametrize("name", BACKWARD)
 def test_attention_backward(shipped_results, name):
     """The formula is an upper bound, over by no more than it allows for barriers and alignment."""
+    if triton_folder(VERSION) is None:
+        pytest.skip(f"Triton {VERSION} is not in .triton-versions; `make test` installs it")
     found = re.findall(r"\[d(\d+)(?:x(\d+))?-.*-(\d+)x(\d+)\]", name)[0]
     head_dim, head_dim_v, rows, stages = (int(n or found[0]) for n in found)
     config = decode_backward(f"gluon_sm90:{rows},{stages},{int('ordered' in name)}")
@@ -35,5 +39,5 @@ def test_attention_backward(shipped_results, name):
     least = config.smem_bytes(head_dim, head_dim_v, is_packed=is_packed)
     least += scores * spec.constexprs.get("SCORE_STAGES", 0)
     most = least + (config.dropout_bytes if spec.constexprs.get("DROPOUT") else 0)
-    taken = shipped_results(shipped.OWN)[name, "sm_90"].shared_bytes
+    taken = shipped_results(VERSION)[name, "sm_90"].shared_bytes
     assert least - 1024 <= taken <= most
