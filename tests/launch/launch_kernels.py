@@ -48,6 +48,23 @@ def copy_tile(source, target, n, BLOCK: tl.constexpr):
     target.store([row, 0], (source.load([row, 0]) + n).to(target.dtype))
 
 
+@triton.jit
+def copy_by_own(source, target, rows, columns, BLOCK: tl.constexpr):
+    """Copy a matrix by descriptors made on the device, which lie in scratch memory."""
+    given = tl.make_tensor_descriptor(source, [rows, columns], [columns, 1], [BLOCK, BLOCK])
+    taken = tl.make_tensor_descriptor(target, [rows, columns], [columns, 1], [BLOCK, BLOCK])
+    at = [tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK]
+    taken.store(at, given.load(at))
+
+
+@triton.jit
+def copy_to_own(source, target, rows, columns, BLOCK: tl.constexpr):
+    """The same from a descriptor that is an argument."""
+    taken = tl.make_tensor_descriptor(target, [rows, columns], [columns, 1], [BLOCK, BLOCK])
+    at = [tl.program_id(0) * BLOCK, tl.program_id(1) * BLOCK]
+    taken.store(at, source.load(at))
+
+
 @gluon.jit
 def gluon_add(x, out, n, BLOCK: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])

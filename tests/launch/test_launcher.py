@@ -335,7 +335,7 @@ def test_the_same_on_other_tritons(version):
     if folder is None:
         pytest.skip(f"Triton {version} is not installed; `make setup` does")
     here = Path(__file__)
-    names = (here.name, "test_launcher_changes.py", "test_launcher_errors.py")
+    names = (here.name, "test_launcher_changes.py", "test_launcher_errors.py", "test_scratch.py")
     files = [str(here.with_name(name)) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider",
                "-W", "ignore", "-m", "not full", *files]  # fmt: skip

@@ -29,11 +29,10 @@ def store(request, cuda, triton_cache, tmp_path, monkeypatch):
 
     from tileloom.tuning.store import Store
 
-    def scratch(size, alignment, stream):
-        return torch.empty(size, dtype=torch.int8, device="meta")
+    def allocate(size, alignment, stream):
+        return fake_cuda.DeviceTensor(torch.uint8)
 
-    monkeypatch.setattr("tileloom.tuning.launchers._scratch", lambda device: scratch)
-
+    monkeypatch.setattr("tileloom.tuning.loaded.of_torch", lambda device: allocate)
     if "workers" not in request.fixturenames:  # compiling in this process takes less time
         monkeypatch.setattr("tileloom.tuning.loaded.precompile", lambda *arguments: {})
     with of_triton.cache.scope(), knobs.scope({"cache.dir": tmp_path}):

@@ -38,6 +38,61 @@ def test_the_fastest_is_found_launched_and_kept(tuned, cuda, store, workers):
     assert path.name.startswith("scale-")
 
 
+def test_scratch_memory_is_given_without_tritons_launcher(tuned, cuda, monkeypatch):
+    """On Triton 3.6 that launcher is compiled by gcc, at the first call of each signature."""
+    from triton.compiler import CompiledKernel
+
+    def run_by_triton(compiled):
+        raise AssertionError("Triton's launcher is made")
+
+    sizes = []
+
+    def allocate(size, alignment, stream):
+        sizes.append((size, alignment, stream))
+        return DeviceTensor(address=0x7F00CAFE0000)
+
+    monkeypatch.setattr(CompiledKernel, "run", property(run_by_triton))
+    monkeypatch.setattr("tileloom.tuning.loaded.of_torch", lambda device: allocate)
+    tuner = make(tuned, kernels.scale_by_tma)
+    tuner.run(*arguments(), stream=STREAM)
+    measured = {(blocks * 256, 128, 0) for blocks in (16, 8, 4)}  # on the current stream
+    assert set(sizes) == {*measured, (8 * 256, 128, STREAM)}
+    compiled = tuner.run(*arguments(), stream=STREAM)
+    cuda.define(compiled)
+    x, y, n = arguments(500)
+    tuner.run(x, y, n, stream=STREAM + 1)
+    assert sizes[-1] == (4 * 256, 128, STREAM + 1)
+    assert (cuda.last().grid, cuda.last().stream) == ((4, 1, 1), STREAM + 1)
+    numbers = [x.data_ptr(), y.data_ptr(), 0x7F00CAFE0000, 0]
+    x_, y_, scratch, profile = (number.to_bytes(8, "little") for number in numbers)
+    assert cuda.last().values == x_ + y_ + n.to_bytes(4, "little") + scratch + profile
+    before = len(sizes), cuda.count()
+    assert tuner.run(*arguments(0), stream=STREAM) is None
+    assert (len(sizes), cuda.count()) == before
+
+
+def test_scratch_memory_is_given_to_launches_that_hooks_see(tuned, cuda, monkeypatch):
+    """Those go through Triton's launcher; what `triton.set_allocator` was given stays as it is."""
+    from triton import knobs as of_triton
+    from triton.runtime._allocation import _allocator
+
+    sizes, seen = [], []
+    allocate = lambda *asked: sizes.append(asked) or DeviceTensor()  # noqa: E731
+    monkeypatch.setattr("tileloom.tuning.loaded.of_torch", lambda device: allocate)
+    before = _allocator.get()
+    tuner = make(tuned, kernels.scale_by_tma)
+    tuner.run(*arguments(), stream=STREAM)
+    hook = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
+    of_triton.runtime.launch_enter_hook.add(hook)
+    del sizes[:]
+    try:
+        tuner.run(*arguments(), stream=STREAM)
+    finally:
+        of_triton.runtime.launch_enter_hook.remove(hook)
+    assert (sizes, seen) == ([(8 * 256, 128, STREAM)], ["scale_by_tma"])
+    assert _allocator.get() is before
+
+
 def test_one_candidate_that_is_left_is_not_measured(tuned, store):
     """Where a stage might have added one, or all others do not compile; the record says so."""
     tuner = make(tuned, configs=[config(100), config(128)])  # arange takes powers of two

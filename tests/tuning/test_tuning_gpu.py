@@ -75,6 +75,34 @@ def test_a_tuned_kernel_is_right_from_the_first_launch_on(store):
     assert record["registers"] > 0
 
 
+def test_a_kernel_that_needs_scratch_memory(monkeypatch):
+    """It never goes through Triton's launcher, which gcc would have to compile on Triton 3.6."""
+    from triton.compiler import CompiledKernel
+
+    def run_by_triton(compiled):
+        raise AssertionError("Triton's launcher is made")
+
+    x = torch.randn(N - N % 4, device=device())
+    y = torch.empty_like(x)
+    make().run(x, y, len(x), stream=stream())  # the tiers' self-tests do launch by Triton
+    monkeypatch.setattr(CompiledKernel, "run", property(run_by_triton))
+    configs = [config(64), config(128), config(256)]
+    tuner = make(kernels.scale_by_tma, configs=configs)
+    side = torch.cuda.Stream()
+    for n in (len(x), len(x), 4, 132, len(x) - 8):
+        y.fill_(-1)
+        tuner.run(x, y, n, stream=stream())
+        assert torch.equal(y[:n], x[:n] * 2)
+        assert torch.equal(y[n:], torch.full_like(y[n:], -1))
+        y.fill_(-1)
+        side.wait_stream(torch.cuda.current_stream())
+        tuner.run(x, y, n, stream=side.cuda_stream)  # not the current one
+        other = torch.empty(2**20, device=device()).fill_(7)  # what took its memory would spoil
+        side.synchronize()
+        assert torch.equal(y[:n], x[:n] * 2)
+        assert other.eq(7).all()
+
+
 def test_what_the_kernel_changes_is_changed_once_by_the_first_launch():
     x, y = torch.randn(2, N, device=device()).unbind(0)
     y = y.clone()

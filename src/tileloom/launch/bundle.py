@@ -22,6 +22,7 @@ from tileloom.launch import driver
 from tileloom.launch.bundle_arguments import bind, choose, device_of, form_of
 from tileloom.launch.bundle_format import BundleFile, Variant, path_of, read_bundle
 from tileloom.launch.bundle_parameters import types_of, values_of
+from tileloom.launch.scratch import ALIGNMENT, Scratch, of_torch, unused
 
 _ARCH_SINCE = {"sm_80": 11000, "sm_90": 11080, "sm_100": 12080}
 """The first CUDA version that knows an architecture, as the driver counts them."""
@@ -204,11 +205,12 @@ class Loaded:
     def __init__(self, variant: Variant, function: driver.Function) -> None:
         self.variant = variant
         self.function = function
+        scratch = _scratch(variant, function.device)
         types = types_of(variant.parameters)
-        self._launch = driver.packed_launch(
+        launch = driver.packed_launch(
             function.handle,
             types,
-            {len(types) - 1: 0},  # no memory for Triton's profiler
+            unused(len(types), scratch),
             grid=None,
             threads=variant.threads,
             name=variant.name,
@@ -218,6 +220,7 @@ class Loaded:
             cooperative=variant.cooperative,
             pdl=variant.pdl,
         )
+        self._launch = scratch.given(launch, None) if scratch else launch
 
     def launch(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
         """Launch it.
@@ -227,20 +230,12 @@ class Loaded:
             stream: The CUstream.
             values: What `bundle_parameters.values_of` made.
         """
-        scratch = self._scratch(grid[0] * grid[1] * grid[2])
-        address = 0 if scratch is None else scratch.data_ptr()
-        self._launch(*grid, stream, *values, address)
+        self._launch(*grid, stream, *values)
 
-    def _scratch(self, blocks: int) -> Any:
-        """Memory that the kernel asks for; freed at once, which PyTorch orders behind it."""
-        variant = self.variant
-        if not variant.scratch_bytes:
-            return None
-        import torch
 
-        size = variant.scratch_bytes * blocks * variant.num_ctas
-        device = torch.device("cuda", self.function.device)
-        return torch.empty(size, dtype=torch.uint8, device=device)
+def _scratch(variant: Variant, device: int) -> Scratch | None:
+    size = variant.scratch_bytes * variant.num_ctas
+    return Scratch(variant.name, size, ALIGNMENT, of_torch(device)) if size else None
 
 
 class BundledKernel:

@@ -16,9 +16,9 @@ from typing import Any
 
 from tileloom.launch import descriptors, driver
 from tileloom.launch.bundle_format import Parameter
+from tileloom.launch.scratch import POINTERS
 
 _BLOCK = re.compile(r"tensordesc<(\w+)\[([\d, ]+)\]")
-_SCRATCH = "*i8"
 
 
 def block_of(kind: str) -> tuple[str, tuple[int, ...]] | None:
@@ -45,7 +45,7 @@ def types_of(parameters: Sequence[Parameter]) -> list[str]:
             types.append("u16")  # its bits
         elif parameter.type != "constexpr":
             types.append(parameter.type)
-    return [*types, _SCRATCH, _SCRATCH]
+    return [*types, *POINTERS]
 
 
 def values_of(parameters: Sequence[Parameter], arguments: Mapping[str, Any]) -> list[Any]:

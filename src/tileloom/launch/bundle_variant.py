@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,7 @@ from tileloom.launch import tiers
 from tileloom.launch.bundle import Bundle
 from tileloom.launch.bundle_format import Variant
 from tileloom.launch.bundle_parameters import values_of
-from tileloom.launch.specialize import Unsupported
+from tileloom.launch.scratch import ALIGNMENT, of_torch
 
 
 class LoadedKernel:
@@ -44,6 +43,7 @@ class LoadedKernel:
             launch_cooperative_grid=variant.cooperative,
             launch_pdl=variant.pdl,
             global_scratch_size=variant.scratch_bytes,
+            global_scratch_align=ALIGNMENT,
             profile_scratch_size=0,
         )
         self.src = SimpleNamespace(signature={p.name: p.type for p in variant.parameters})
@@ -63,14 +63,7 @@ class BundledVariant(tiers.Variant):
     """
 
     def __init__(self, bundle: Bundle, variant: Variant, kernel: Any, device: int) -> None:
-        super().__init__(LoadedKernel(bundle, variant, device), kernel, device)
-        self.reason = ""
-
-    def entry(self, grid: tiers.Grid, forms: Sequence[Any]) -> tiers.Entry:
-        """Prepare a launch; see `tiers.Variant.entry`."""
-        if self.compiled.variant.scratch_bytes:
-            raise Unsupported("it needs scratch memory in each launch")
-        return super().entry(grid, forms)
+        super().__init__(LoadedKernel(bundle, variant, device), kernel, device, of_torch(device))
 
     def tiers(self) -> list[str]:
         """Return the only one that needs no Triton."""

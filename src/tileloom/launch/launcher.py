@@ -16,8 +16,14 @@ from types import MethodType
 from typing import Any
 
 from tileloom import knobs, log
-from tileloom.errors import ArgumentError, DeviceError, OptionError, UnknownOptionError
-from tileloom.launch import bundle_use, compat, descriptors, guard, watch
+from tileloom.errors import (
+    ArgumentError,
+    DeviceError,
+    LaunchError,
+    OptionError,
+    UnknownOptionError,
+)
+from tileloom.launch import bundle_use, compat, descriptors, guard, scratch, watch
 from tileloom.launch.bound import BoundLaunch, Number
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
@@ -140,9 +146,11 @@ class Launcher:
         try:
             return self.kernel[self._checked(grid)](*args, **(self.options | named))
         except RuntimeError as error:
-            if _NO_DRIVER not in str(error):
-                raise
-            raise DeviceError(self._no_gpu(args, named)) from error
+            if _NO_DRIVER in str(error):
+                raise DeviceError(self._no_gpu(args, named)) from error
+            if scratch.NONE_SET in str(error):
+                raise LaunchError(scratch.no_allocator(self.name)) from error
+            raise
         except KeyError as error:
             if "unrecognised" not in str(error):
                 raise
@@ -319,8 +327,6 @@ class Launcher:
         variant = self._variants.get((device, self._key(values), ()))
         if variant is None or not is_settled(device):
             return None
-        if variant.reason:
-            raise Unsupported(variant.reason)
         forms = guard.forms_of(self._parameters, values, numbers_vary=numbers_vary)
         for place in varying:
             forms[place] = NUMBER

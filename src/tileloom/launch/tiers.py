@@ -16,6 +16,7 @@ never used again in the process.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,11 +25,13 @@ from tileloom import knobs, log
 from tileloom.errors import LaunchError, OptionError
 from tileloom.launch import driver
 from tileloom.launch.descriptors import Spec, TensorMaps, tensor_maps
+from tileloom.launch.scratch import POINTERS, Allocator, Scratch, unused
 from tileloom.launch.specialize import Unsupported
 
 TIERS = ("packed", "direct", "seam", "plain")
 Entry = Callable[..., Any]
 Grid = tuple[int, int, int] | None
+_NOTHING = contextlib.nullcontext()
 _log = log.get_logger("launch")
 
 
@@ -55,17 +58,32 @@ class Variant:
         compiled: Triton's CompiledKernel.
         kernel: The jitted function.
         device: The device's number.
+        scratch: The memory that it needs in each launch, None if none.
         reason: Why only the plain tier may launch it, ``""`` if any may.
     """
 
-    def __init__(self, compiled: Any, kernel: Any, device: int) -> None:
+    def __init__(
+        self, compiled: Any, kernel: Any, device: int, allocate: Allocator | None = None
+    ) -> None:
+        """Read what a launch needs.
+
+        Args:
+            compiled: Triton's CompiledKernel.
+            kernel: The jitted function.
+            device: The device's number.
+            allocate: Gives scratch memory; the default is whom `triton.set_allocator` was given.
+        """
         self.compiled = compiled
         self.kernel = kernel
         self.device = device
         metadata = compiled.metadata
+        self.scratch: Scratch | None = None
+        if size := metadata.global_scratch_size:
+            size, align = size * metadata.num_ctas, metadata.global_scratch_align
+            self.scratch = Scratch(compiled.name, size, align, allocate)
         self.reason = ""
-        if metadata.global_scratch_size or metadata.profile_scratch_size:
-            self.reason = "it needs scratch memory, which Triton allocates"
+        if metadata.profile_scratch_size:
+            self.reason = "it is made for Triton's profiler, which allocates for it"
 
     def launch(self, grid: Sequence[int], stream: int, arguments: Sequence[Any]) -> Any:
         """Launch by Triton's launcher, whatever the arguments are.
@@ -76,10 +94,15 @@ class Variant:
             arguments: The kernel's arguments, constants included, tensors as they are.
         """
         compiled = self.compiled
-        compiled.run(
+        self.run(
             *grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments
         )
         return compiled
+
+    def run(self, *arguments: Any) -> None:
+        """Call `CompiledKernel.run`, which allocates scratch memory as this variant does."""
+        with _NOTHING if self.scratch is None else self.scratch.lent():
+            self.compiled.run(*arguments)
 
     def entry(self, grid: Grid, forms: Sequence[Any]) -> Entry:
         """Prepare a launch in which only addresses and some numbers vary.
@@ -91,7 +114,12 @@ class Variant:
         Returns:
             `entry(stream, *values)`: an address for each `ADDRESS` and `Spec`, a number for each
             `NUMBER`, in order. With `grid=None` it is `entry(x, y, z, stream, *values)`.
+
+        Raises:
+            Unsupported: If only Triton's own path may launch it.
         """
+        if self.reason:
+            raise Unsupported(self.reason)
         for tier in self.tiers():
             try:
                 return _BUILDERS[tier](self, grid, forms)
@@ -144,17 +172,18 @@ def _packed(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
         if not isinstance(form, Varying):
             fixed[len(types)] = form
         types.append(kind)
-    for _ in range(2):  # scratch memory: none
-        fixed[len(types)] = 0
-        types.append("*i8")
+    scratch = variant.scratch
+    types += POINTERS
+    fixed |= unused(len(types), scratch)
     compiled = variant.compiled
     num_warps, num_ctas, shared_bytes = compiled.packed_metadata
-    return driver.packed_launch(
+    launch = driver.packed_launch(
         compiled.function, types, fixed, grid=grid, threads=32 * num_warps, name=compiled.name,
         device=variant.device, shared_bytes=shared_bytes, num_ctas=num_ctas,
         cooperative=bool(compiled.metadata.launch_cooperative_grid),
         pdl=bool(compiled.metadata.launch_pdl), tables=tables, result=compiled,
     )  # fmt: skip
+    return scratch.given(launch, grid) if scratch else launch
 
 
 class _At:
@@ -228,18 +257,21 @@ def _compile_call(
     return scope["make"](run, result, *constants.values())
 
 
-def seam(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
-    """Prepare a launch by Triton's own launcher, which also allocates scratch memory."""
+def _seam(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
+    """Prepare a launch by Triton's own launcher, with addresses as numbers."""
     compiled = variant.compiled
 
     def expand(spec: Spec) -> Callable[[int], tuple[Any]]:
         return lambda address: (spec.with_base(_At(address, spec.dtype)),)
 
     after = (compiled.function, compiled.packed_metadata, None, None, None)
-    return _compile_call(compiled.run, grid, after, forms, expand, compiled, packs=False)
+    run = variant.run if variant.scratch else compiled.run
+    return _compile_call(run, grid, after, forms, expand, compiled, packs=False)
 
 
 def _direct(variant: Variant, grid: Grid, forms: Sequence[Any]) -> Entry:
+    if variant.scratch:
+        raise Unsupported("its scratch memory is allocated in the Python around it")
     compiled = variant.compiled
     runner = compiled.run
     from triton.runtime.driver import driver as config
@@ -282,7 +314,7 @@ class _TritonMaps(TensorMaps):
 _BUILDERS: dict[str, Callable[[Variant, Grid, Sequence[Any]], Entry]] = {
     "packed": _packed,
     "direct": _direct,
-    "seam": seam,
+    "seam": _seam,
 }
 _verdicts: dict[tuple[int, str], bool] = {}
 

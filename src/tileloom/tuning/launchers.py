@@ -145,7 +145,7 @@ class Launch:
         scope: dict[str, Any] = {
             "math": math,
             "_again": self._again,
-            "_entry": self._entry(forms),
+            "_entry": self.variant.entry(None, forms),
             "_check": self._check,
             "_seen": known.get,
             "_profiler": profiler,
@@ -177,20 +177,6 @@ class Launch:
             ),
             "is_any": " and ".join(open_) or "True",
         }
-
-    def _entry(self, forms: Sequence[Any]) -> Callable[..., Any]:
-        """The call that reaches the driver; see `tiers.Variant.entry`."""
-        if not self.variant.reason:
-            return self.variant.entry(None, forms)
-        import triton
-
-        go, allocate = tiers.seam(self.variant, None, forms), _scratch(self.variant.device)
-
-        def entry(*given: Any) -> Any:
-            triton.set_allocator(allocate)
-            return go(*given)
-
-        return entry
 
     def _slow(self) -> Any:
         names = "".join(f"{name}, " for name in self.parameters)
@@ -228,14 +214,10 @@ class Launch:
             runtime = knobs.runtime
             seen = compiled.launch_metadata(grid, stream, *whole)
             hooks = (runtime.launch_enter_hook, runtime.launch_exit_hook)
-            compiled.run(
+            self.variant.run(
                 *grid, stream, compiled.function, compiled.packed_metadata, seen, *hooks, *whole
             )
             return compiled
-        if self.variant.reason:
-            import triton
-
-            triton.set_allocator(_scratch(self.variant.device))
         return self.variant.launch(grid, stream, whole)
 
     def _check(self, arguments: Sequence[Any]) -> bool:
@@ -300,14 +282,3 @@ def check_tensors(kernel: Kernel, name: str, given: Mapping[str, Any]) -> bool:
                 f"divide; the kernel is compiled for such. Try: {parameter}.clone()."
             )
     return is_pinned
-
-
-@functools.cache
-def _scratch(device: int) -> Any:
-    """What allocates from PyTorch the memory that a kernel needs between its blocks."""
-    import torch
-
-    def allocate(size: int, alignment: int, stream: int | None) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int8, device=device)  # the GPU of this number
-
-    return allocate

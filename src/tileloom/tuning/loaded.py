@@ -12,6 +12,7 @@ from tileloom.errors import CompileError, DeviceError
 from tileloom.launch import bundle_use, tiers
 from tileloom.launch.launcher import cuda_driver
 from tileloom.launch.loading import load
+from tileloom.launch.scratch import of_torch
 from tileloom.tuning.config import Config
 from tileloom.tuning.launchers import Launch
 from tileloom.tuning.precompile import Kernel, precompile
@@ -98,7 +99,7 @@ class Loaded:
                     compiled = None if key is None else kernel.cached(config, self.capability, key)
                     compiled = compiled or kernel.compile(config, self.capability)
                     load(compiled)
-                    variant = tiers.Variant(compiled, kernel.fn, self.index)
+                    variant = tiers.Variant(compiled, kernel.fn, self.index, of_torch(self.index))
             except Exception as error:
                 self.failures[config] = f"{type(error).__name__}: {error}"
                 return
