@@ -5,7 +5,7 @@ PYTHONPATH=src:. python scripts/tuning_numbers.py [--out FILE] [--commit HASH] [
 Subjects are kernels of tests/tuning with a list of configs each. For every subject:
 
 second    a new process with the store of this one: time of the look-up, launches measured, times
-          that Triton's compiler ran (out of its cache counts as none)
+          that Triton's compiler ran (out of its cache counts as none), and for which kernels
 launch    host time of a tuned launch; of the bare launcher, which reads the tensors' addresses and
           calls the driver with a grid that is known, and asks nothing; of the entry below both, of
           known addresses; and of Inductor's own
@@ -154,14 +154,17 @@ def timed(*given):
     return found
 store.Store.find = timed
 run = compiler.ASTSource.make_ir
-compiler.ASTSource.make_ir = lambda *given, **named: stages.append(1) or run(*given, **named)
+def noted(source, *given, **named):
+    stages.append(source.name)
+    return run(source, *given, **named)
+compiler.ASTSource.make_ir = noted
 name = sys.argv[1]
 tuner, arguments = numbers.ours(name), numbers.arguments_of(name)
 began = time.perf_counter()
 tuner.run(*arguments, stream=numbers.stream())
 first = (time.perf_counter() - began) * 1e3
 print(json.dumps({"lookup_ms": looked, "measured": len(asked), "compiled": len(stages),
-                  "first_call_ms": first}))
+                  "kernels": stages, "first_call_ms": first}))
 """
 
 
@@ -289,8 +292,9 @@ def main() -> None:
     given = parser.parse_args()
     from triton import knobs as of_triton
 
-    # Where the variable is not set, Inductor sets it in the middle: the second process would look
-    # elsewhere than the first one wrote.
+    # Where the variable is not set, Inductor sets it in the middle. The second process of the next
+    # subject would look there for the small kernel by which the tiers are tested, which this
+    # process has compiled before, elsewhere.
     os.environ["TRITON_CACHE_DIR"] = str(of_triton.cache.dir)
     subjects: dict[str, Any] = {}
     told = {

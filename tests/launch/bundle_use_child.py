@@ -156,14 +156,24 @@ def scratch_memory(cuda):
         return DeviceTensor(address=0x7F00CAFE0000)
 
     torch.empty, before = empty, torch.empty
+    torch._C._cuda_getCurrentRawStream = lambda device: cuda.stream  # of PyTorch with CUDA
     try:
         x, out, _ = three()
-        for _ in range(4):
-            compiled = prepare(scratch_kernel)[(3, 2)](x, out, BLOCK=32)
+        launcher = prepare(scratch_kernel)
+        for step in range(6):
+            compiled = launcher[(3, 2)](x, out, BLOCK=32)
+            if step == 0:
+                cuda.define_sizes(compiled.function, [8] * 4)
+        assert launcher._table, "prepared, as any other"
+        compiled._loaded = None  # so that nothing goes the long way
+        launcher[(3, 2)](x, out, BLOCK=32)
     finally:
         torch.empty = before
-    assert asked == [6 * 128] * 4
-    cuda.define_sizes(compiled.function, [8] * 4)
+        del torch._C._cuda_getCurrentRawStream
+    assert asked == [6 * 128] * 7
+    numbers = (x.data_ptr(), out.data_ptr(), 0x7F00CAFE0000, 0)
+    values = b"".join(number.to_bytes(8, "little") for number in numbers)
+    assert [cuda.last(back).values for back in range(1, 7)] == [values] * 6
 
 
 def hooks_want_tritons_own_path(cuda):
