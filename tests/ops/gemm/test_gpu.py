@@ -198,7 +198,8 @@ def test_split_k_allocates_its_workspace_once():
     a, b, _ = MatmulCase(64, 512, 4096).inputs("cuda")
     out, config = torch.empty(64, 512, device="cuda", dtype=BF16), GluonSm90Config(64, 64, splits=8)
     right = matmul(a, b, config=config)
-    matmul(a, b, out=out, config=config)
+    for _ in range(3):  # a process's first repeated launch tests the ways to launch, and allocates
+        matmul(a, b, out=out, config=config)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for _ in range(10):
         matmul(a, b, out=out, config=config)
