@@ -6,6 +6,7 @@ that a Python user would expect to catch, and from `TileloomError`.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -143,3 +144,22 @@ def known_keywords(target: F) -> F:
         target.__init__ = call
         return target  # pyright: ignore[reportReturnType]
     return call  # pyright: ignore[reportReturnType]
+
+
+def check_fields(config: Any) -> None:
+    """Refuse a config in which a field is no number, name or flag as its default is.
+
+    Args:
+        config: A dataclass; a field without a default is an int, one that is None is not looked at.
+
+    Raises:
+        OptionError: With the field and its value.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        default = 64 if field.default is dataclasses.MISSING else field.default
+        if default is not None and type(value) is not type(default):
+            raise OptionError(
+                f"{type(config).__name__}: {field.name} is {value!r}; it must be of type "
+                f"{type(default).__name__}. Try: {field.name}={default!r}."
+            )

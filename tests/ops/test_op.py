@@ -103,6 +103,7 @@ def test_the_short_way_is_left_when_somebody_watches():
     x = torch.ones(2, device="cuda")
     assert _op.is_eager((x, None, 1.0, "a", torch.nn.Parameter(x)))
     assert not _op.is_eager((x, x.as_subclass(_OnGpu)))
+    assert not _op.is_eager((x, torch.ones(2, device="cuda", dtype=torch.complex64).conj().imag))
     with _Watching():
         assert not _op.is_eager((x,))
     with record_choices():

@@ -45,3 +45,15 @@ def tma_faults(name: str, layout: Layout, sizes: Sequence[int], itemsize: int = 
     if any(s * itemsize >= 2**40 for s in layout.strides):
         why.append(f"{name} has a stride of 2^40 bytes or more")
     return why
+
+
+def elements_share_memory(tensor: torch.Tensor) -> bool:
+    """Whether elements lie at one address, as after `expand` and `unfold`."""
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return False
+    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
+    for i, (stride, _) in enumerate(dims):
+        inner = [d for j, d in enumerate(dims) if d[0] < stride or (d[0] == stride and j < i)]
+        if stride <= sum(step * (size - 1) for step, size in inner):
+            return True
+    return False

@@ -260,7 +260,8 @@ _are_plain = _PLAIN.issuperset
 def is_eager(args: Sequence[Any]) -> bool:
     """Whether a call on these arguments runs at once on a GPU, and nobody watches the dispatcher.
 
-    False for a first argument that is no CUDA tensor, for tensor subclasses, and under
+    False for a first argument that is no CUDA tensor, for tensor subclasses, for views whose values
+    are the negatives of their memory (`x.conj().imag`: the dispatcher copies them), and under
     `torch.compile`, dispatch and function modes, functorch, forward-mode tangents, tracing, a
     profiler, `record_choices` and logging of decisions.
     """
@@ -271,6 +272,7 @@ def is_eager(args: Sequence[Any]) -> bool:
     return (
         args[0].is_cuda
         and _are_plain(map(type, args))
+        and (args[0].dtype is torch.bfloat16 or not _any_negated(args))
         and not _len_torch_dispatch_stack()
         and not _len_torch_function_stack()
         and peek_interpreter_stack() is None
@@ -280,6 +282,11 @@ def is_eager(args: Sequence[Any]) -> bool:
         and not _records.get()
         and not _is_logged(logging.INFO)
     )
+
+
+def _any_negated(args: Sequence[Any]) -> bool:
+    """Whether a kernel would read the wrong sign; no complex dtype has parts of bfloat16."""
+    return any([arg.is_neg() for arg in args if isinstance(arg, torch.Tensor)])
 
 
 def is_watched() -> bool:

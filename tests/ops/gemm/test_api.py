@@ -1,16 +1,20 @@
 """`matmul` and `async_input_matmul` as their users see them, on the CPU."""
 
+import contextlib
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.ops.gemm.cases import MatmulCase, check
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tileloom import emulator, errors
 from tileloom.ops import record_choices
 from tileloom.ops._plans import Plans
 from tileloom.ops.gemm import (
+    api,
     async_api,
     async_input,
     async_input_matmul,
@@ -26,6 +30,7 @@ from tileloom.ops.gemm.config import (
     TritonConfig,
     decode,
 )
+from tileloom.ops.gemm.plans import plan_of
 
 ACTIVATIONS = (None, "relu", "gelu", "gelu_tanh", "silu")
 FLAGS = torch.ones(2, dtype=torch.int32).view(torch.uint32)
@@ -137,6 +142,55 @@ def test_out_is_written_and_may_be_the_residual():
     expected = matmul_reference(a, b, residual=out)
     assert matmul(a, b, residual=out, out=out) is out
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_out_without_memory(kind):
+    mode = FakeTensorMode() if kind == "fake" else torch.device("meta")
+    with mode:
+        a, b, out = torch.empty(3, 4), torch.empty(4, 5), torch.empty(3, 5)
+        assert matmul(a, b, residual=out, out=out) is out
+
+
+def test_a_bias_with_a_stride_is_packed_in_every_call(monkeypatch):
+    """A plan is made for the packed one: a call with the strided one must never find it."""
+    monkeypatch.setattr(api, "is_eager", lambda tensors: True)
+    monkeypatch.setattr(api, "_short", Plans())
+    a, b, spread = torch.randn(3, 4), torch.randn(4, 5), torch.randn(10)[::2]
+
+    def made(key):
+        out = torch.empty(3, 5)
+        plan = plan_of(a, b, torch.randn(5), None, out, "", "", is_given=False)
+        return SimpleNamespace(call=lambda *tensors: plan.run(*tensors, torch.empty(3, 5)))
+
+    monkeypatch.setattr(api, "plans", SimpleNamespace(get=made))
+    torch.testing.assert_close(matmul(a, b, bias=spread), a @ b + spread)
+    assert not len(api._short)
+    torch.testing.assert_close(matmul(a, b, bias=spread.clone()), a @ b + spread)
+    assert len(api._short) == 1
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_gradients_under_a_checkpoint(activation):
+    """Its saved tensors can be asked for once."""
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+
+    def layer(a):
+        return matmul(a, b, bias=b[0], activation=activation).sum()
+
+    again = torch.utils.checkpoint.checkpoint(layer, a, use_reentrant=False)
+    for mine, right in zip(*(torch.autograd.grad(y, (a, b)) for y in (again, layer(a)))):
+        assert torch.equal(mine, right)
+
+
+@pytest.mark.parametrize("on_the_emulator", [False, True])
+def test_the_imaginary_part_of_a_conjugate(on_the_emulator):
+    """A view whose memory holds the negatives of its values."""
+    a, b = torch.randn(5, 6, dtype=torch.complex64).conj().imag, torch.randn(6, 7)
+    assert a.is_neg()
+    with emulator.run() if on_the_emulator else contextlib.nullcontext():
+        out = matmul(a, b)
+    torch.testing.assert_close(out, a.clone() @ b)
 
 
 @pytest.mark.parametrize("config", [ReferenceConfig(), TritonConfig(32, 64, 32, 4, 1, 2),

@@ -40,7 +40,12 @@ NARROW = torch.randn(6, 4).bfloat16()
         ((A, B), dict(out=A), errors.ShapeError, "out has shape (6, 4), and the product (6, 5)"),
         ((A, B), dict(out=torch.empty(6, 5), out_dtype=torch.float16), errors.DtypeError,
          "out has dtype torch.float32, and out_dtype is torch.float16"),
-        ((A, B), dict(out=torch.empty(1, 5).expand(6, 5)), errors.OptionError, "a stride of 0"),
+        ((A, B), dict(out=torch.empty(1, 5).expand(6, 5)), errors.OptionError,
+         "out has shape (6, 5) and strides (0, 1): elements share memory. Try: out.clone()."),
+        ((A, B), dict(out=torch.empty(30).as_strided((6, 5), (4, 1))), errors.OptionError,
+         "out has shape (6, 5) and strides (4, 1): elements share memory. Try: out.clone()."),
+        ((A, B), dict(out=torch.empty(6, 5, dtype=torch.complex64).conj().imag), errors.OptionError,
+         "out is a view of a conjugated tensor, whose values are the negatives of what lies"),
         ((A, B), dict(config=GluonSm90Config()), errors.ConfigError, "the tensors are on the CPU"),
         ((A, B), dict(config=TritonConfig(num_stages=0)), errors.ConfigError, "num_stages is 0, n"),
         ((A, B), dict(transpose_b=True), errors.UnknownOptionError, "Try: b.mT, which copies"),
@@ -65,6 +70,77 @@ def test_out_may_not_share_memory_that_is_read():
     residual = whole[:6, :5]
     expected = A @ B + residual
     torch.testing.assert_close(matmul(A, B, residual=residual, out=residual), expected)
+
+
+def test_a_residual_of_another_dtype_is_not_out_itself():
+    """A tile of out would cover residuals of the tiles beside it."""
+    memory = torch.zeros(6, 10, dtype=torch.float16)
+    residual, out = memory.as_strided((6, 5), (5, 1)), memory.view(torch.float32)
+    assert residual.data_ptr() == out.data_ptr()
+    with pytest.raises(errors.OptionError, match="out shares memory with residual"):
+        matmul(A.half(), B.half(), residual=residual, out=out)
+
+
+def test_out_may_be_columns_beside_an_operand():
+    memory = torch.randn(3, 6, 12)
+    a, out = memory[..., :4], memory[..., 7:]
+    expected = a @ B
+    assert matmul(a, B, out=out) is out
+    torch.testing.assert_close(out, expected)
+    for first in (0, 3):
+        with pytest.raises(errors.OptionError, match="out shares memory with a"):
+            matmul(a, B, out=memory[..., first : first + 5])
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "text"),
+    [
+        ((A, A, None, None, "", None, ""), errors.ShapeError, "b's last but one. Try: b.mT"),
+        ((A, B, None, None, "tanh", None, ""), errors.OptionError, "activation is 'tanh'; it must"),
+        ((A, B, torch.ones(4), None, "", None, ""), errors.ShapeError, "bias has shape (4,); it"),
+        ((A, B, torch.ones(10)[::2], None, "", None, ""), errors.ShapeError, "a stride of 2; the"),
+        ((A, B, None, A, "", None, ""), errors.ShapeError, "residual has shape (6, 4); it must"),
+        ((A, B, None, None, "", None, "x"), errors.ConfigError, "config 'x' names no backend; it"),
+    ],
+)
+def test_the_registered_operator_checks_too(args, kind, text):
+    with pytest.raises(kind) as caught:
+        torch.ops.tileloom.matmul_fwd(*args)
+    assert str(caught.value).startswith("matmul: ")
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pivot", "offsets", "activation", "kind", "text"),
+    [
+        (2, [0, 2, 6], "", errors.OptionError, "chunk_pivot is 2; it must be in 0 .. 1"),
+        (0, [0, 2, 60], "", errors.ShapeError, "from 0 to 60; it must run from 0 to M = 6"),
+        (0, [0, 2, 6], "tanh", errors.OptionError, "activation is 'tanh'; it must be one of"),
+    ],
+)
+def test_the_registered_async_operator_checks_too(pivot, offsets, activation, kind, text):
+    with pytest.raises(kind) as caught:
+        torch.ops.tileloom.async_input_matmul(
+            A, B, FLAGS, pivot, offsets, 1, 1000, None, None, activation, None, ""
+        )
+    assert str(caught.value).startswith("async_input_matmul: ")
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: TritonConfig(block_m="x"), "TritonConfig: block_m is 'x'; it must be of type int"),
+        (lambda: TritonConfig(num_warps=4.0), "TritonConfig: num_warps is 4.0; it must be of type"),
+        (lambda: GluonSm90Config(swap_ab="yes"), "GluonSm90Config: swap_ab is 'yes'; it must be of "
+         "type bool. Try: swap_ab=False."),
+        (lambda: GluonSm90Config(splits=True), "GluonSm90Config: splits is True; it must be of"),
+    ],
+)  # fmt: skip
+def test_a_config_of_wrong_types(make, text):
+    with pytest.raises(errors.OptionError) as caught:
+        make()
+    assert str(caught.value).startswith(text)
 
 
 def test_no_gradient_into_out():

@@ -43,7 +43,8 @@ def matmul(
         activation: `"relu"`, `"gelu"` (by erf), `"gelu_tanh"`, `"silu"` or None.
         residual: Of the output's shape, floating: added after the activation.
         out: Is written and returned: of the output's shape and dtype, any strides without overlap.
-            It may be `residual` itself, and must share no memory with a, b or bias.
+            It may be `residual` itself, and must share no element with a, b or bias; columns
+            beside theirs in one matrix it may be.
         out_dtype: float16, bfloat16, float32 or float64; default: that of out, else a's.
         config: Forces a backend: a `ReferenceConfig`, `TritonConfig` or `GluonSm90Config` of
             `tileloom.ops.gemm.config`. Default: the fastest that takes the problem.
@@ -98,14 +99,13 @@ def matmul(
             "torch.autograd.grad, or tileloom.ops.gemm.matmul_reference."
         )
     text = "" if config is None else config.encode()
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()
+    packed = bias if bias is None or bias.is_contiguous() else bias.contiguous()
     if out is not None:
         checks.check_out("matmul", out, a, b, bias, residual, shape)
-        matmul_out(a, b, bias, residual, out, activation or "", text)
+        matmul_out(a, b, packed, residual, out, activation or "", text)
         return out
-    result = matmul_fwd(a, b, bias, residual, activation or "", dtype, text)
-    if key is not None:
+    result = matmul_fwd(a, b, packed, residual, activation or "", dtype, text)
+    if key is not None and packed is bias:  # else every call packs it
         plan = plans.get(key_of(a, b, bias, residual, None, dtype, activation or "", text))
         if plan is not None:
             _short.put(key, plan)

@@ -87,6 +87,7 @@ def async_input_matmul(
 
     Memory: the output; for uneven chunks a table of 16 bytes for each, kept with the plan.
     Determinism: bitwise the plain product, whatever the order of arrival.
+    Autocast: leaves it alone: rows that are not there yet cannot be cast.
     Hardware: Hopper (sm_90); the CPU by the reference, which waits in the calling thread.
     Deadlock: the kernel takes every multiprocessor. What brings the rows must be copies, peers, or
         kernels launched before it; and a kernel that is launched for the first time while it spins

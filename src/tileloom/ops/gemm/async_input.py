@@ -26,6 +26,7 @@ from tileloom.ops.gemm.config import (
     decode,
     gluon_rule,
 )
+from tileloom.ops.gemm.plans import check_registered
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
 from tileloom.ops.gemm.signals import late
@@ -166,6 +167,11 @@ def _plan_of(
     found = _plans.get(key) if a.is_cuda else None
     if found is not None:
         return found
+    from tileloom.ops.gemm.async_api import check_async
+
+    op = "async_input_mm" if any_value else "async_input_matmul"
+    check_async(op, a, b, signals, pivot, offsets)
+    check_registered(op, a, b, bias, residual, activation)
     wide = [t if t is None else t.unsqueeze(0) for t in (a, b, residual, out)]
     a3, b3, residual3, out3 = wide
     assert a3 is not None

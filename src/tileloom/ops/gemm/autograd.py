@@ -83,11 +83,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.residual_dtype = None if residual is None else residual.dtype
 
 
-def _before_activation(ctx: Any, dout: Tensor) -> Tensor:
+def _before_activation(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, dout: Tensor) -> Tensor:
     """The gradient before the activation; what the activation was given is computed again."""
     if not ctx.activation:
         return dout
-    a, b, bias = ctx.saved_tensors
     z = matmul_fwd(a, b, bias, None, "", ctx.out_dtype, ctx.config)
     if ctx.activation == "relu":
         return dout * (z > 0)
@@ -99,11 +98,11 @@ def _before_activation(ctx: Any, dout: Tensor) -> Tensor:
 
 
 def _gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-    a, b, _ = ctx.saved_tensors
+    a, b, bias = ctx.saved_tensors  # once: torch.utils.checkpoint gives them no second time
     needs_a, needs_b, needs_bias, needs_residual = ctx.needs_input_grad[:4]
     da = db = dbias = dresidual = None
     if needs_a or needs_b or needs_bias:
-        dz = _before_activation(ctx, dout)
+        dz = _before_activation(ctx, a, b, bias, dout)
         narrow = dz.to(a.dtype)
         if needs_a:
             da = _unbatched(matmul_fwd(narrow, b.mT, None, None, "", a.dtype, ""), a)

@@ -15,6 +15,7 @@ from tileloom.errors import (
     OptionError,
     ShapeError,
 )
+from tileloom.launch.layout import elements_share_memory
 from tileloom.ops.gemm.config import MatmulConfig
 from tileloom.ops.gemm.problem import ACTIVATIONS
 
@@ -183,9 +184,15 @@ def check_out(
             f"{op}: out has shape {tuple(out.shape)}, and the product {tuple(shape)}. "
             f"Try: torch.empty({tuple(shape)})."
         )
-    if any(s == 0 and n > 1 for s, n in zip(out.stride(), out.shape)):
+    if elements_share_memory(out):
         raise OptionError(
-            f"{op}: out has elements that share memory (a stride of 0). Try: out.clone()."
+            f"{op}: out has shape {tuple(out.shape)} and strides {out.stride()}: elements share "
+            "memory. Try: out.clone()."
+        )
+    if out.is_neg():
+        raise OptionError(
+            f"{op}: out is a view of a conjugated tensor, whose values are the negatives of what "
+            "lies in memory. Try: out.resolve_neg(), which copies."
         )
     for name, tensor in (("a", a), ("b", b), ("bias", bias), ("residual", residual)):
         if tensor is None or not _may_overlap(out, tensor):
@@ -200,17 +207,46 @@ def check_out(
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte of a tensor, and the byte after its last one."""
-    size = tensor.element_size()
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * size
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is an address: not of meta and fake tensors, nor inside functorch."""
+    if tensor.numel() == 0 or tensor.is_meta or hasattr(tensor, "fake_mode"):
+        return False
+    try:
+        return tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def _lie_beside(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both are columns of one matrix, and have none in common."""
+    strides = [
+        [(s * t.element_size(), n) for n, s in zip(t.shape, t.stride()) if n > 1]
+        for t in (one, other)
+    ]
+    both = {s for s, _ in strides[0]} & {s for s, _ in strides[1]}
+    for step in both - {0}:  # of the rows; what is larger must be a multiple
+        if any(s % step for dims in strides for s, _ in dims if s > step):
+            continue
+        first, second = (
+            sum((n - 1) * s for s, n in dims if s < step) + t.element_size()
+            for dims, t in zip(strides, (one, other))
+        )
+        if first <= (other.data_ptr() - one.data_ptr()) % step <= step - second:
+            return True
+    return False
 
 
 def _may_overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if torch.compiler.is_compiling() or one.numel() == 0 or other.numel() == 0:
+    if torch.compiler.is_compiling() or not (_has_memory(one) and _has_memory(other)):
         return False
     (first, end), (other_first, other_end) = _span(one), _span(other)
-    return first < other_end and other_first < end
+    return first < other_end and other_first < end and not _lie_beside(one, other)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    one_is, other_is = ((t.data_ptr(), t.stride(), t.dtype) for t in (one, other))
+    return one_is == other_is

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import ConfigError
+from tileloom.errors import ConfigError, check_fields
 from tileloom.launch.layout import Layout, tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
@@ -61,6 +61,10 @@ class TritonConfig:
     num_stages: int = 1
     swizzle_size: int = 8
     backend = "triton"
+
+    def __post_init__(self) -> None:
+        """Refuse a field of a wrong type."""
+        check_fields(self)
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
@@ -119,6 +123,10 @@ class GluonSm90Config:
     block_k: int = 64
     swap_ab: bool = False
     backend = "gluon_sm90"
+
+    def __post_init__(self) -> None:
+        """Refuse a field of a wrong type."""
+        check_fields(self)
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""
@@ -329,7 +337,12 @@ def decode(text: str) -> MatmulConfig | None:
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
         numbers = (int(block_m), int(block_n), int(stages), int(swizzle_size))
         return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab == "True")
-    return ReferenceConfig() if backend == "reference" else None
+    if backend in ("reference", ""):
+        return ReferenceConfig() if backend else None
+    raise ConfigError(
+        f"matmul: config {text!r} names no backend; it must begin with one of "
+        f"{', '.join(BACKENDS)}. Try: the encode() of a config."
+    )
 
 
 def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from tileloom.errors import ShapeError
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, new_cuda, plan_key
+from tileloom.ops.gemm import checks
 from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig, choose, decode
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
@@ -148,6 +150,9 @@ def plan_of(
     found = plans.get(key) if a.is_cuda else None
     if found is not None:
         return found
+    check_registered("matmul", a, b, bias, residual, activation)
+    if is_given:
+        checks.check_out("matmul", out, a, b, bias, residual, output_shape(a, b))
     parts = as_batches(a, b, residual, out)
     problem = MatmulProblem.of(parts[0], parts[1], parts[3], bias, parts[2], activation)
     target = target_of(a)
@@ -156,6 +161,20 @@ def plan_of(
     slower_than = outpaced_by(choice, problem, target)
     plan = Plan(choice, slower_than, tuple(out.shape), out.dtype, launch)
     return plans.put(key, plan) if a.is_cuda else plan
+
+
+def check_registered(
+    op: str, a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str
+) -> None:
+    """Check again, once for each plan, for those who call the registered operator itself."""
+    checks.check_operands(op, a, b)
+    checks.check_options(op, activation or None, None, None)
+    checks.check_extras(op, a, bias, residual, output_shape(a, b))
+    if bias is not None and not bias.is_contiguous():
+        raise ShapeError(
+            f"{op}: bias has a stride of {bias.stride(0)}; the registered operator takes "
+            "contiguous ones. Try: bias.contiguous()."
+        )
 
 
 def _bind(

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tileloom.errors import ConfigError, OptionError, bullet_list
+from tileloom.errors import ConfigError, OptionError, bullet_list, check_fields
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.rows import Rows
@@ -93,6 +93,10 @@ class Tile:
     ring: bool = False
     ctas: int = 1
 
+    def __post_init__(self) -> None:
+        """Refuse a field of a wrong type."""
+        check_fields(self)
+
     @property
     def registers(self) -> int:
         """Registers that each thread may have, of an SM's 65536, if it is to hold all `per_sm`."""
@@ -110,7 +114,7 @@ class Tile:
         for field, least, most in (*powers, ("per_sm", 1, 32), ("stages", 1, 8)):
             value = getattr(self, field)
             is_any = field in ("per_sm", "stages")
-            is_right = isinstance(value, int) and (is_any or not value & (value - 1))
+            is_right = is_any or not value & (value - 1)
             if not is_right or not least <= value <= most:
                 kind = "an integer" if is_any else "a power of two"
                 why.append(f"{name}.{field} is {value}, not {kind} in {least}..{most}")
@@ -137,6 +141,15 @@ class TritonConfig:
     forward: Tile | None = None
     backward: Tile | None = None
     backend = "triton"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no tile."""
+        for name, tile in (("forward", self.forward), ("backward", self.backward)):
+            if not isinstance(tile, (Tile, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise OptionError(
+                    f"TritonConfig: {name} is {tile!r}; it must be a Tile or None. Try: "
+                    f"{name}=Tile(1024)."
+                )
 
     def encode(self) -> str:
         """Return the config as the text that the operator's schema carries."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from tests.ops.rowwise.cross_entropy import cases
@@ -188,6 +190,21 @@ def test_a_forward_mode_derivative_is_refused():
             GradientError, match="cross_entropy: a forward-mode derivative is asked for"
         ):
             cross_entropy(dual, torch.tensor([1, 2, 3]))
+
+
+@pytest.mark.parametrize("on_the_emulator", [False, True])
+@pytest.mark.parametrize("ignore_index", [2**32 + 3, -(2**32) + 3])
+def test_int32_labels_are_not_compared_modulo_2_32(ignore_index, on_the_emulator):
+    labels = torch.tensor([3, 1, 3, 0])
+    results = []
+    for given in (labels, labels.int()):
+        logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        with emulator.run() if on_the_emulator else contextlib.nullcontext():
+            loss = cross_entropy(logits, given, ignore_index=ignore_index)
+            loss.backward()
+        results.append((loss.detach(), logits.grad))
+    assert results[0][0].isfinite()
+    torch.testing.assert_close(*results)
 
 
 def test_autocast_leaves_it_alone():

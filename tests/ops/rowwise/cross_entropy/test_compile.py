@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tests.ops.rowwise.cross_entropy import cases
@@ -66,6 +68,44 @@ def test_a_leaf_is_refused_while_it_is_compiled():
     )
     with pytest.raises(OptionError, match="are a leaf that requires grad"):
         compiled(torch.randn(9, 5, requires_grad=True), torch.randint(5, (9,)))
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda x, y: cross_entropy(x.exp(), y, inplace_backward=True),
+        lambda x, y: (z := x * 2).square().sum() + cross_entropy(z, y, inplace_backward=True),
+        lambda x, y: sum(cross_entropy(z, y, inplace_backward=True) for z in [x * 2] * 2),
+    ],
+    ids=["exp", "square", "twice"],
+)
+def test_who_else_needs_the_logits_is_told(model, compiles):
+    """The layer before, a layer beside it, and a second loss; none gets a wrong gradient."""
+    torch._dynamo.reset()
+    run = torch.compile(model, fullgraph=True, backend="aot_eager") if compiles else model
+    x = torch.randn(9, 5, requires_grad=True)
+    warns = pytest.warns(UserWarning, match="Error detected in") if compiles else nullcontext()
+    with pytest.raises(Exception, match=r"modified by an inplace|have been changed"), warns:
+        run(x, torch.randint(5, (9,))).backward()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of dynamo
+@pytest.mark.parametrize("inside", [False, True], ids=["view", "view-inside"])
+def test_a_view_of_a_leaf_is_not_written_over(inside):
+    """While a function is compiled nobody sees whose view it is given, or makes of its argument."""
+    torch._dynamo.reset()
+    leaf, labels = torch.randn(9, 5, requires_grad=True), torch.randint(5, (8,))
+    before = leaf.detach().clone()
+    (right,) = torch.autograd.grad(cross_entropy(leaf[1:], labels), leaf)
+
+    def model(x):
+        return cross_entropy(x[1:] if inside else x, labels, inplace_backward=True)
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(leaf if inside else leaf[1:]).backward()
+    assert torch.equal(leaf, before)
+    torch.testing.assert_close(leaf.grad, right)
 
 
 def test_another_number_of_rows_does_not_recompile():

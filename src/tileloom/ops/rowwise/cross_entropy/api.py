@@ -9,6 +9,7 @@ import torch
 
 from tileloom import knobs
 from tileloom.errors import DtypeError, OptionError, ShapeError, unknown_option
+from tileloom.launch.layout import elements_share_memory
 from tileloom.ops._op import is_eager
 from tileloom.ops._plans import plan_key
 from tileloom.ops.rowwise.checks import (
@@ -208,7 +209,7 @@ def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:
         raise OptionError(
             f"cross_entropy: inplace_backward is {inplace_backward!r}; it must be True or False."
         )
-    if inplace_backward and _elements_share_memory(logits):
+    if inplace_backward and elements_share_memory(logits):
         raise OptionError(
             f"cross_entropy: inplace_backward=True, and logits of shape {tuple(logits.shape)} have "
             f"strides {logits.stride()}: elements share memory, so that no gradient can be written "
@@ -226,20 +227,8 @@ def _is_trained(logits: torch.Tensor) -> bool:
     """Whether a gradient is asked for of a leaf's memory, as for a Parameter and its views."""
     if not (logits.requires_grad and torch.is_grad_enabled()):
         return False
-    base = None if torch.compiler.is_compiling() else logits._base
+    base = None if torch.compiler.is_compiling() else logits._base  # `_is_given` looks then
     return logits.is_leaf or (base is not None and base.requires_grad and base.is_leaf)
-
-
-def _elements_share_memory(tensor: torch.Tensor) -> bool:
-    """Whether elements lie at one address, as after `expand` and `unfold`."""
-    if tensor.is_contiguous() or tensor.numel() == 0:
-        return False
-    dims = [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
-    for i, (stride, _) in enumerate(dims):
-        inner = [d for j, d in enumerate(dims) if d[0] < stride or (d[0] == stride and j < i)]
-        if stride <= sum(step * (size - 1) for step, size in inner):
-            return True
-    return False
 
 
 def _check_labels(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> None:
@@ -247,7 +236,7 @@ def _check_labels(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int)
     if torch.compiler.is_compiling():
         return
     size = logits.shape[-1]
-    bad = ((labels < 0) | (labels >= size)) & (labels != ignore_index)
+    bad = ((labels < 0) | (labels >= size)) & (labels.to(torch.int64) != ignore_index)
     if not bool(bad.any()):
         return
     place = tuple(int(i) for i in bad.nonzero()[0])

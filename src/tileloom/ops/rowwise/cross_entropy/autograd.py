@@ -105,8 +105,6 @@ def _backward_inplace(
     plan = backward_plan(grad, logits, labels, state, options, config, inplace=True)
     announce(plan.choice, plan.choice.problem)
     plan.run(grad, logits, labels, state)
-    if not logits.is_inference():
-        torch.autograd.graph.increment_version(logits)
 
 
 def _fake_backward(grad: Tensor, logits: Tensor, *rest: object) -> Tensor:
@@ -154,10 +152,24 @@ def _gradient(ctx: Any, grad: Tensor | None, _: object) -> tuple[Tensor | None, 
             raise
         raise GradientError(CHANGED) from error
     arguments = (grad, logits, labels, state, *ctx.options, ctx.config)
-    if ctx.inplace:
+    if ctx.inplace and not _is_given(logits):
         cross_entropy_bwd_(*arguments)
+        # Here, where torch.compile sees it too: who else kept the logits gets an error from both.
+        torch.autograd.graph.increment_version(logits)
         return logits.detach(), *(None,) * 7
     return cross_entropy_bwd(*arguments), *(None,) * 7
+
+
+def _is_given(logits: Tensor) -> bool:
+    """Whether a function that is compiled was given these logits, or what they are a view of.
+
+    The check for leaves cannot look behind them there, and to write over an argument a compiled
+    function copies: they get a fresh gradient.
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    made_by = (logits if logits._base is None else logits._base).grad_fn
+    return made_by is None or not made_by.next_functions
 
 
 cross_entropy_fwd = _op.register(

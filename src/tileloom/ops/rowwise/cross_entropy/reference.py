@@ -44,7 +44,7 @@ def cross_entropy_reference(
     """
     dtype = compute_dtype or torch.promote_types(logits.dtype, torch.float32)
     size = logits.shape[-1]
-    ignored = labels == ignore_index
+    ignored = labels.to(torch.int64) == ignore_index  # int32 would take it modulo 2^32
     inside = (labels >= 0) & (labels < size)
     z = torch.where(ignored[..., None], 0.0, logits.to(dtype))
     if soft_cap is not None:
@@ -94,7 +94,7 @@ def cross_entropy_backward_reference(
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     size = logits.shape[-1]
-    ignored = labels == ignore_index
+    ignored = labels.to(torch.int64) == ignore_index
     if logits.numel() == 0:
         return torch.empty_like(logits)
     z = torch.where(ignored[..., None], 0.0, logits.to(dtype))
