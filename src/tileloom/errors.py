@@ -84,6 +84,25 @@ def bullet_list(reasons: Mapping[str, Sequence[str]]) -> str:
     return "\n".join(f"- {name}: {'; '.join(why)}" for name, why in reasons.items())
 
 
+def shown_value(value: object) -> str:
+    """Print what a caller gave where something else was asked for: one short line.
+
+    Args:
+        value: Anything; the numbers of a tensor are not looked at.
+
+    Returns:
+        Its `repr`, cut at 80 characters; of a tensor its dtype and shape.
+    """
+    if hasattr(value, "requires_grad"):  # a tensor
+        given: Any = value
+        return f"a tensor of {given.dtype} and shape {tuple(given.shape)}"
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # more digits than Python prints
+        return f"a {type(value).__name__} of too many digits to print"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def unknown_option(
     op: str,
     name: str,

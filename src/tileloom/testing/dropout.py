@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from tileloom.ops.attention.reference import dropout_uniforms
+from tileloom.errors import known_keywords
+from tileloom.ops.attention.reference import check_probability, dropout_uniforms
 
 
+@known_keywords
 def dropout_mask(
     dropout_p: float,
     *,
@@ -32,6 +34,11 @@ def dropout_mask(
 
     Returns:
         Bool, of that shape: True where a score is kept.
+
+    Raises:
+        OptionError: If the probability is out of range, seed or offset is no integer, or a size
+            none from 0.
     """
+    check_probability("dropout_mask", dropout_p)
     uniforms = dropout_uniforms(seed, offset, size, device=device)
     return uniforms > torch.tensor(dropout_p, dtype=torch.float32, device=device)

@@ -14,6 +14,7 @@ import torch
 from tileloom.ops import _op
 from tileloom.ops.attention import plan as plans
 from tileloom.ops.attention.backward import NO_VMAP, gradient, setup_context
+from tileloom.ops.attention.checks import check_operator
 from tileloom.ops.attention.config import (
     AttentionConfig,
     GluonSm90Config,
@@ -89,6 +90,7 @@ def _forward(
             with _op.device_guard(q):
                 return plan.run(q, k, v, mask, bias, key_lengths, state)
     band = Band(left_top, right_top, left_bottom, right_bottom)
+    check_operator(q, k, v, mask, bias, key_lengths, band, scale)
     target = target_of(q)
     problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale, dropout_p)
     choice = choose(problem, target, decode(config))

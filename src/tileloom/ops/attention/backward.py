@@ -13,6 +13,7 @@ import torch
 
 from tileloom.ops import _op
 from tileloom.ops.attention import plan_backward as plans
+from tileloom.ops.attention.checks import check_gradients, check_operator
 from tileloom.ops.attention.config import ReferenceConfig, outpaced_by
 from tileloom.ops.attention.config_backward import (
     AttentionBackwardConfig,
@@ -108,6 +109,9 @@ def _backward(
             with _op.device_guard(q):
                 return plan.run(*given, state)
     band = Band(*bounds)
+    check_operator(q, k, v, mask, bias, key_lengths, band, scale)
+    sizes = (q.shape[0], q.shape[1], q.shape[2], v.shape[3])
+    check_gradients("attention_bwd", dout, dlse, out, lse, sizes, q)
     problem = AttentionProblem.of(q, k, v, mask, bias, key_lengths, band, scale, dropout_p)
     target = target_of(q)
     choice = choose_backward(problem, target, decode_backward(config))

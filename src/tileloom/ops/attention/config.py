@@ -283,7 +283,33 @@ def tma_reasons(problem: AttentionProblem) -> list[str]:
 
 
 def decode(text: str) -> AttentionConfig | None:
-    """Read a config from the text that the operator's schema carries; "" means: choose."""
+    """Read a config from the text that the operator's schema carries; "" means: choose.
+
+    Raises:
+        ConfigError: If no config writes such a text.
+    """
+    try:
+        return _read(text)
+    except (ValueError, IndexError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise unreadable("config", text) from None
+
+
+def unreadable(option: str, text: str) -> ConfigError:
+    """Make the error for a text that no config writes.
+
+    Args:
+        option: What the caller's option is called.
+        text: The text.
+    """
+    return ConfigError(
+        f"attention: {option} is {text!r}, which no config writes; it must be the text of its "
+        f"encode(), of integers and bools, or '' to choose one. Try: {option}=None."
+    )
+
+
+def _read(text: str) -> AttentionConfig | None:
     backend, _, rest = text.partition(":")
     fields = rest.split(",")
     if backend == "triton":
@@ -304,7 +330,9 @@ def decode(text: str) -> AttentionConfig | None:
             consumers, block_n, stages, store, int(fields[4]), fields[5] == "1", ride_stages,
             turns == 1, held, lazy == 1,
         )  # fmt: skip
-    return ReferenceConfig() if backend == "reference" else None
+    if text not in ("", "reference"):
+        raise ValueError
+    return ReferenceConfig() if text else None
 
 
 def gluon_rule(problem: AttentionProblem) -> GluonSm90Config:

@@ -17,6 +17,7 @@ from tileloom.ops.attention.config import (
     padded_head_dim,
     portable_reasons,
     tile_faults,
+    unreadable,
 )
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
@@ -106,14 +107,23 @@ AttentionBackwardConfig = ReferenceConfig | TritonBackwardConfig | GluonSm90Back
 
 
 def decode_backward(text: str) -> AttentionBackwardConfig | None:
-    """Read a config from the text that the operator's schema carries; "" means: choose."""
-    backend, _, rest = text.partition(":")
-    if backend == "triton":
-        dkv, _, dq = rest.partition(";")
-        return TritonBackwardConfig(Tile.decode(dkv), Tile.decode(dq))
-    if backend == "gluon_sm90":
-        return GluonSm90BackwardConfig.decode(rest)
-    return ReferenceConfig() if backend == "reference" else None
+    """Read a config from the text that the operator's schema carries; "" means: choose.
+
+    Raises:
+        ConfigError: If no config writes such a text.
+    """
+    try:
+        backend, _, rest = text.partition(":")
+        if backend == "triton":
+            dkv, _, dq = rest.partition(";")
+            return TritonBackwardConfig(Tile.decode(dkv), Tile.decode(dq))
+        if backend == "gluon_sm90":
+            return GluonSm90BackwardConfig.decode(rest)
+    except (ValueError, TypeError):
+        raise unreadable("backward_config", text) from None
+    if text not in ("", "reference"):
+        raise unreadable("backward_config", text)
+    return ReferenceConfig() if text else None
 
 
 def triton_backward_rule(problem: AttentionProblem, target: Target) -> TritonBackwardConfig:

@@ -19,7 +19,14 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import DtypeError, OptionError, ShapeError, known_keywords
+from tileloom.errors import (
+    DeviceError,
+    DtypeError,
+    OptionError,
+    ShapeError,
+    known_keywords,
+    shown_value,
+)
 
 Anchor = Literal["top_left", "bottom_right"]
 Bound = int | None
@@ -99,6 +106,10 @@ class Mask:
         """Return the mask of the keys that both masks show.
 
         Inside `torch.compile(fullgraph=True)` write `masks.dense(tensor)` for a tensor.
+
+        Raises:
+            ShapeError: If both have lengths and not as many, or their tensors do not broadcast.
+            DeviceError: If tensors lie on different devices.
         """
         if not isinstance(other, (Mask, torch.Tensor)):  # pyright: ignore[reportUnnecessaryIsInstance]
             return NotImplemented
@@ -112,6 +123,8 @@ class Mask:
             _smaller(a.right_bottom, b.right_bottom),
         )
         lengths, visible = self.lengths, self.visible
+        _combinable("lengths", lengths, other.lengths)
+        _combinable("visible", visible, other.visible)
         if other.lengths is not None:
             lengths = other.lengths if lengths is None else torch.minimum(lengths, other.lengths)
         if other.visible is not None:
@@ -133,7 +146,26 @@ class Mask:
 
         Returns:
             Bool, True = visible, `[B or 1, H or 1, Lq, Lk]`: as small as broadcasting allows.
+
+        Raises:
+            OptionError: If a size is no number from 0.
+            ShapeError: If the mask's own tensors do not fit the sizes.
         """
+        _check_sizes(batch=batch, len_q=len_q, len_k=len_k)
+        if self.lengths is not None and self.lengths.shape[0] != batch:
+            raise ShapeError(
+                f"masks: batch is {batch}, and key_lengths has {self.lengths.shape[0]} entries; "
+                f"both must be the same. Try: batch={self.lengths.shape[0]}."
+            )
+        own_sizes = () if self.visible is None else tuple(reversed(self.visible.shape))
+        wanted = (("len_k", len_k), ("len_q", len_q), ("heads", None), ("batch", batch))
+        for size, (name, given) in zip(own_sizes, wanted):
+            if given is not None and size != 1 and size != given:
+                raise ShapeError(
+                    f"masks: {name} is {given}, and the mask's tensor has shape "
+                    f"{tuple(reversed(own_sizes))}; it must broadcast to [batch, heads, len_q, "
+                    f"len_k]. Try: {name}={size}."
+                )
         if device is None:
             own = self.lengths if self.lengths is not None else self.visible
             device = own.device if own is not None else "cpu"
@@ -154,10 +186,38 @@ class Mask:
         return shown if self.visible is None else shown & self.visible.to(device)
 
 
+def _combinable(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> None:
+    """Refuse two tensors of masks that `&` cannot put together."""
+    if a is None or b is None:
+        return
+    if a.device != b.device:
+        raise DeviceError(
+            f"masks: {name} of one mask is on {a.device}, of the other on {b.device}; they must be "
+            f"on the same device. Try: {name}.to({str(a.device)!r})."
+        )
+    pairs = zip(reversed(a.shape), reversed(b.shape))
+    is_fit = not any(n != m and (name == "lengths" or (n != 1 and m != 1)) for n, m in pairs)
+    if not is_fit:
+        raise ShapeError(
+            f"masks: {name} of one mask has shape {tuple(a.shape)}, of the other {tuple(b.shape)}; "
+            "they must fit each other. Try: masks that are made for the same call."
+        )
+
+
+def _check_sizes(**sizes: object) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, (int, torch.SymInt)) or isinstance(size, bool) or size < 0:
+            raise OptionError(
+                f"masks: {name} is {shown_value(size)}; it must be an int >= 0. Try: the size of "
+                "the call's tensors."
+            )
+
+
 def _anchor(name: str, anchor: str) -> None:
     if anchor not in ("top_left", "bottom_right"):
         raise OptionError(
-            f"masks.{name}: anchor is {anchor!r}; it must be 'top_left' or 'bottom_right'."
+            f"masks.{name}: anchor is {shown_value(anchor)}; it must be 'top_left' or "
+            "'bottom_right'."
         )
 
 
@@ -209,8 +269,8 @@ def window(left: int | None, right: int | None, *, anchor: Anchor = "top_left") 
             continue
         if not isinstance(bound, (int, torch.SymInt)) or isinstance(bound, bool) or bound < 0:
             raise OptionError(
-                f"masks.window: {name} is {bound!r}; it must be an int >= 0, or None for "
-                f"'no bound'. Try: {name}=None where other libraries take -1."
+                f"masks.window: {name} is {shown_value(bound)}; it must be an int >= 0, or None "
+                f"for 'no bound'. Try: {name}=None where other libraries take -1."
             )
     left, right = (b if b is None else min(b, _FAR) for b in (left, right))
     if anchor == "top_left":

@@ -24,6 +24,7 @@ from tileloom.errors import DeviceError, OptionError
 from tileloom.launch.bound import Number
 from tileloom.ops import _op
 from tileloom.ops.attention.problem import AttentionProblem
+from tileloom.ops.attention.reference import check_probability
 
 PhiloxState = tuple[torch.Tensor, torch.Tensor]
 """Seed and offset: int64 tensors without a dimension, on the CPU or on the GPU they are for."""
@@ -80,9 +81,17 @@ def draw(like: torch.Tensor, count: int) -> PhiloxState:
     Returns:
         Seed and offset, int64 without a dimension: on the CPU for a GPU in eager mode, else on the
         device of `like`.
+
+    Raises:
+        OptionError: If more are needed than 64 bits count.
     """
     if torch.compiler.is_compiling() or peek_interpreter_stack() is not None:
         return _drawn(like.device)
+    if isinstance(count, int) and count >= 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(
+            f"attention: dropout needs {count} random numbers, one for each score, and the "
+            "generator counts to 2^63. Try: bounds of the lengths (max_q, max_k) that are closer."
+        )
     return _philox_state(like.detach() if like.requires_grad else like, count)
 
 
@@ -178,24 +187,6 @@ def dropout_values(
     if is_on_host(state):
         return (), (int(state[0]), int(state[1]))
     return state, ()
-
-
-def check_probability(name: str, dropout_p: float) -> None:
-    """Refuse what is no probability below 1; float32 decides, as in the kernels.
-
-    Args:
-        name: Who is called.
-        dropout_p: What the caller gave.
-
-    Raises:
-        OptionError: If it is no number, or out of range.
-    """
-    is_number = isinstance(dropout_p, (int, float, torch.SymFloat)) and dropout_p is not True  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_number or not 0.0 <= dropout_p < 1.0 - 2.0**-25:
-        raise OptionError(
-            f"{name}: dropout_p is {dropout_p!r}; it must be a Python number in 0.0 .. 1.0, 1.0 "
-            "excluded. Try: dropout_p=0.0, which drops nothing."
-        )
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.ops.attention.masks import Band, Mask, causal, dense
 
 Philox = tuple[int | torch.Tensor, int | torch.Tensor]
@@ -171,9 +171,13 @@ def dropout_uniforms(
     Returns:
         Uniforms in (0, 1], `[B, Hq, Lq, Lk]`, float32.
 
+    Raises:
+        OptionError: If seed or offset is no integer, or a size none from 0.
+
     Memory: five tensors of that shape of 64-bit integers.
     Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011).
     """
+    _check_numbers(seed, offset, size)
     offset = (offset + 2**63) % 2**64 - 2**63 if isinstance(offset, int) else offset
     index = torch.arange(size[0] * size[1] * size[2] * size[3], device=device).view(size) + offset
     word = index & 3
@@ -183,6 +187,45 @@ def dropout_uniforms(
     for lane in (2, 1, 0):
         chosen = torch.where(word == lane, words[lane], chosen)
     return chosen.to(torch.float32) * 2.0**-32 + 2.0**-33
+
+
+def check_probability(name: str, dropout_p: float) -> None:
+    """Refuse what is no probability below 1; float32 decides, as in the kernels.
+
+    Args:
+        name: Who is called.
+        dropout_p: What the caller gave.
+
+    Raises:
+        OptionError: If it is no number, or out of range.
+    """
+    is_number = isinstance(dropout_p, (int, float, torch.SymFloat)) and dropout_p is not True  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_number or not 0.0 <= dropout_p < 1.0 - 2.0**-25:
+        remedy = "dropout_p=0.0, which drops nothing"
+        if type(dropout_p) is not bool and not is_number and hasattr(dropout_p, "__float__"):
+            remedy = "float(dropout_p)"
+        raise OptionError(
+            f"{name}: dropout_p is {shown_value(dropout_p)}; it must be a Python number in "
+            f"0.0 .. 1.0, 1.0 excluded. Try: {remedy}."
+        )
+
+
+def _check_numbers(seed: object, offset: object, size: object) -> None:
+    for name, given in (("seed", seed), ("offset", offset)):
+        is_integer = isinstance(given, int) and not isinstance(given, bool)
+        if isinstance(given, torch.Tensor):
+            is_integer = given.numel() == 1 and given.dtype in (torch.int64, torch.int32)
+        if not is_integer:
+            raise OptionError(
+                f"dropout_uniforms: {name} is {shown_value(given)}; it must be an int, or an "
+                f"integer tensor of one element. Try: int({name})."
+            )
+    sizes: tuple[object, ...] = size if isinstance(size, tuple) else ()
+    if len(sizes) != 4 or not all(isinstance(n, (int, torch.SymInt)) and n >= 0 for n in sizes):
+        raise OptionError(
+            f"dropout_uniforms: size is {shown_value(size)}; it must be a tuple of four ints >= 0, "
+            "(B, Hq, Lq, Lk). Try: (1, Hq, Lq, Lk) for one sequence."
+        )
 
 
 def philox_4x32(

@@ -59,16 +59,26 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: _call(a=_cu(0, 5)[None]), ShapeError, "cu_seqlens_q has shape (1, 2); it must be"),
     (lambda: _call(a=_cu(0, 5, device="meta")), DeviceError, "cu_seqlens_q is on meta, q on cpu;"),
     (lambda: _call(a=_cu(0, 5)), ShapeError, "cu_seqlens_q has 2 entries, cu_seqlens_k 3; both"),
-    (lambda: _call(a=_cu(1, 2, 5)), OptionError, "cu_seqlens_q begins with 1; it must be 0."),
+    (lambda: _call(a=_cu(1, 2, 5)), OptionError,
+     "cu_seqlens_q begins with 1; it must begin with 0. Try: torch.nn.functional.pad("),
     (lambda: _call(a=_cu(0, 6, 5)), OptionError,
      "cu_seqlens_q falls from 6 to 5 at sequence 1; it must never fall."),
     (lambda: _call(b=_cu(0, 2, 4)), OptionError,
      "cu_seqlens_k ends with 4, and k has 5 rows; both must be the same. Try: k[:4] to leave"),
+    (lambda: _call(b=_cu(0, 2, 7)), OptionError,
+     "cu_seqlens_k ends with 7, and k has 5 rows; both must be the same. Try: lengths whose sum"),
+    (lambda: _call(a=_cu(0, 2, 5).to_sparse()), DtypeError,
+     "cu_seqlens_q is a torch.sparse_coo tensor; supported: dense strided tensors. Try: cu_seq"),
+    (lambda: _call(max_q=2**70), OptionError, "max_q is 1180591620717411303424; it must be"),
+    (lambda: _call(dropout_p=0.5, max_q=2**31 - 1, max_k=2**31 - 1), OptionError, "2^63. Try: b"),
+    (lambda: _call(bias=torch.zeros(3, 3).to_sparse()), DtypeError, "bias is a torch.sparse_coo"),
+    (lambda: _call(mask=_flags(3, 3).to_sparse()), DtypeError, "mask is a torch.sparse_coo ten"),
+    (lambda: _call(deterministic=True), UnknownOptionError, "Try: torch.use_deterministic_algo"),
     (lambda: _call(max_q=2), OptionError,
      "max_q is 2, and sequence 1 has 3 rows; it must be at least the length of the longest"),
-    (lambda: _call(max_k=-1), OptionError, "max_k is -1; it must be an int >= 0"),
-    (lambda: _call(max_q=True), OptionError, "max_q is True; it must be an int >= 0"),
-    (lambda: _call(max_q=3.0), OptionError, "max_q is 3.0; it must be an int >= 0"),
+    (lambda: _call(max_k=-1), OptionError, "max_k is -1; it must be an int in 0 .. 2^31 - 1,"),
+    (lambda: _call(max_q=True), OptionError, "max_q is True; it must be an int in 0 .. 2^31 - 1,"),
+    (lambda: _call(max_q=3.0), OptionError, "max_q is 3.0; it must be an int in 0 .. 2^31 - 1,"),
     (lambda: _call(max_q=torch.ones(2)), OptionError,
      "max_q has dtype torch.float32 and shape (2,); it must be an int, or an integer tensor"),
     (lambda: _call(mask="causal"), OptionError, "mask is a str; it must be a bool tensor"),
@@ -76,7 +86,7 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
      "mask has shape (5, 5), which does not broadcast to [S, Hq, max_q, max_k] = (2, 2, 3, 3);"),
     (lambda: _call(bias=torch.zeros(3, 1, 3, 3)), ShapeError, "bias has shape (3, 1, 3, 3), which"),
     (lambda: _call(bias=_flags(3, 3)), DtypeError, "bias has dtype torch.bool; supported:"),
-    (lambda: _call(bias=1.0), DtypeError, "bias is a float; it must be a torch.Tensor or None."),
+    (lambda: _call(bias=1.0), DtypeError, "bias is a float; it must be a torch.Tensor. Try"),
     (lambda: _call(bias=torch.zeros(3, 3, device="meta")), DeviceError, "bias is on meta, q on"),
     (lambda: _call(mask=masks.key_lengths(torch.tensor([1]))), ShapeError,
      "key_lengths has 1 entries, and there are 2 sequences; it must have one entry for each."),
@@ -98,7 +108,7 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
 def test_a_wrong_call_gets_its_sentence(call, kind, text):
     with pytest.raises(kind) as caught:
         call()
-    assert str(caught.value).startswith("attention_varlen: ")
+    assert str(caught.value).startswith(("attention_varlen: ", "attention: dropout needs"))
     assert text in str(caught.value)
 
 

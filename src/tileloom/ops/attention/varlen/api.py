@@ -6,7 +6,8 @@ import torch
 
 from tileloom.errors import GradientError, OptionError, unknown_option
 from tileloom.ops._op import has_tangent
-from tileloom.ops.attention.api import cast, check_options, check_return_lse, resolve_mask
+from tileloom.ops.attention.api import cast
+from tileloom.ops.attention.checks import check_options, check_return_lse, resolve_mask
 from tileloom.ops.attention.config import AttentionConfig
 from tileloom.ops.attention.config_backward import AttentionBackwardConfig
 from tileloom.ops.attention.masks import Mask
@@ -33,6 +34,8 @@ _ELSEWHERE = {  # what other libraries call it
     "seqused_k": "mask=tileloom.masks.key_lengths(seqused_k)",
     "attn_bias": "bias=",
     "attn_mask": "mask= for bools, bias= for numbers",
+    "alibi_slopes": "bias=, with the slopes times the distances",
+    "deterministic": "torch.use_deterministic_algorithms(True)",
 }
 _NO_TANGENT = (
     "attention_varlen: one of q, k, v and bias carries a forward-mode tangent, and there are only "
@@ -80,8 +83,8 @@ def attention_varlen(
         cu_seqlens_q: Where sequences begin and end: `[S + 1]`, int32, on the device of q, from 0 to
             Tq, never falling. Sequences may be empty, and as many as there is memory for.
         cu_seqlens_k: The same for keys, from 0 to Tk.
-        max_q: Length of the longest sequence of queries, or any larger number. A tensor without a
-            dimension is accepted and never read: Tq is taken.
+        max_q: Length of the longest sequence of queries, or more, up to 2^31 - 1. A tensor without
+            a dimension is accepted and never read: Tq is taken.
         max_k: The same for keys.
         mask: A value of `tileloom.masks`, whose anchors and key lengths `[S]` are those of each
             sequence; or a bool tensor that broadcasts to `[S, Hq, max_q, max_k]` (True = visible).

@@ -19,7 +19,7 @@ from tileloom.ops.attention.masks import Band, Mask
 from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
 from tileloom.ops.attention.problem import AttentionProblem, Offsets
 from tileloom.ops.attention.varlen.backward import NO_VMAP, gradient, setup_context
-from tileloom.ops.attention.varlen.checks import check_values
+from tileloom.ops.attention.varlen.checks import check_offsets, check_operator, check_values
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference
 from tileloom.target import target_of
 
@@ -55,7 +55,7 @@ def _forward(
     backward_config: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     del backward_config
-    check_values(cu_seqlens_q, cu_seqlens_k, max_q, max_k, q.shape[0], k.shape[0])
+    check_values(q, k, cu_seqlens_q, cu_seqlens_k, max_q, max_k)
     state = state_of("attention_varlen_fwd", q, dropout_p, philox_seed, philox_offset)
     padded = (cu_seqlens_q.shape[0] - 1, max_q, max_k)
     bounds = (left_top, right_top, left_bottom, right_bottom)
@@ -64,7 +64,7 @@ def _forward(
     given = (one_q, one_k, one_v, mask, bias, key_lengths, state)
     key = None
     if q.is_cuda:
-        own = (padded, *(t.data_ptr() & 15 for t in offsets))
+        own = (padded, *((t.data_ptr() & 15, t.dtype, t.shape) for t in offsets))
         options = (scale, dropout_p, is_on_host(state), config)
         key = plans.key_of(*given[:6], own, *bounds, *options)
         plan = plans.find(key)
@@ -73,7 +73,10 @@ def _forward(
             with _op.device_guard(q):
                 out, lse = plan.run(*given, offsets)
             return out[0].transpose(0, 1), lse[0]
-    problem = AttentionProblem.of(*given[:6], Band(*bounds), scale, dropout_p, padded)
+    band = Band(*bounds)
+    check_offsets(q, cu_seqlens_q, cu_seqlens_k)
+    check_operator(q, k, v, padded, mask, bias, key_lengths, band, scale)
+    problem = AttentionProblem.of(*given[:6], band, scale, dropout_p, padded)
     target = target_of(q)
     choice = choose(problem, target, decode(config))
     slower_than = outpaced_by(choice, problem, target)

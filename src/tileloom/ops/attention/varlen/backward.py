@@ -11,6 +11,7 @@ import torch
 from tileloom.ops import _op
 from tileloom.ops.attention import plan_backward as plans
 from tileloom.ops.attention.backward import Gradients, binder, empty_gradients
+from tileloom.ops.attention.checks import check_gradients
 from tileloom.ops.attention.config import ReferenceConfig, outpaced_by
 from tileloom.ops.attention.config_backward import (
     AttentionBackwardConfig,
@@ -20,7 +21,7 @@ from tileloom.ops.attention.config_backward import (
 from tileloom.ops.attention.masks import Band, Mask
 from tileloom.ops.attention.philox import PhiloxState, is_on_host, state_of
 from tileloom.ops.attention.problem import AttentionProblem
-from tileloom.ops.attention.varlen.checks import check_values
+from tileloom.ops.attention.varlen.checks import check_offsets, check_operator, check_values
 from tileloom.ops.attention.varlen.reference import attention_varlen_reference_backward
 from tileloom.target import target_of
 
@@ -82,7 +83,7 @@ def _backward(
     needs_bias: bool,
     config: str,
 ) -> Gradients:
-    check_values(cu_seqlens_q, cu_seqlens_k, max_q, max_k, q.shape[0], k.shape[0])
+    check_values(q, k, cu_seqlens_q, cu_seqlens_k, max_q, max_k)
     state = state_of("attention_varlen_bwd", q, dropout_p, philox_seed, philox_offset)
     padded = (cu_seqlens_q.shape[0] - 1, max_q, max_k)
     bounds = (left_top, right_top, left_bottom, right_bottom)
@@ -93,7 +94,7 @@ def _backward(
     given = (one_do, one_dlse, one_q, one_k, one_v, one_out, lse[None], mask, bias, key_lengths)
     key = None
     if q.is_cuda:
-        own = (padded, *(t.data_ptr() & 15 for t in offsets))
+        own = (padded, *((t.data_ptr() & 15, t.dtype, t.shape) for t in offsets))
         options = (scale, dropout_p, is_on_host(state), *needs, config)
         key = plans.key_of(given, own, *bounds, *options)
         plan = plans.find(key)
@@ -101,8 +102,13 @@ def _backward(
             plan.announce()
             with _op.device_guard(q):
                 return _as_given(plan.run(*given, state, offsets), needs_q, needs_kv)
+    band = Band(*bounds)
+    check_offsets(q, cu_seqlens_q, cu_seqlens_k)
+    check_operator(q, k, v, padded, mask, bias, key_lengths, band, scale)
+    sizes = (1, q.shape[1], q.shape[0], v.shape[2])
+    check_gradients("attention_varlen_bwd", one_do, one_dlse, one_out, given[6], sizes, q)
     given_of = (one_q, one_k, one_v, mask, bias, key_lengths)
-    problem = AttentionProblem.of(*given_of, Band(*bounds), scale, dropout_p, padded)
+    problem = AttentionProblem.of(*given_of, band, scale, dropout_p, padded)
     target = target_of(q)
     choice = choose_backward(problem, target, decode_backward(config))
     slower_than = outpaced_by(choice, problem, target)

@@ -7,44 +7,36 @@ from itertools import pairwise
 import torch
 
 from tileloom import knobs
-from tileloom.errors import DeviceError, DtypeError, OptionError, ShapeError
-from tileloom.ops.attention.masks import Mask
+from tileloom.errors import DeviceError, DtypeError, OptionError, ShapeError, shown_value
+from tileloom.ops.attention.checks import (
+    broadcasts,
+    check_bias_and_mask,
+    check_dense,
+    mask_of,
+    table,
+)
+from tileloom.ops.attention.masks import Band, Mask
 
 _NAME = "attention_varlen"
-
-
-def _table(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> str:
-    return "\n".join(
-        f"  {name}: shape {tuple(t.shape)}, {t.dtype}, {t.device}, strides {t.stride()}"
-        for name, t in (("q", q), ("k", k), ("v", v))
-    )
+_LONGEST = 2**31 - 1  # of int32 offsets
 
 
 def _shape_error(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, what: str, expected: str, remedy: str
 ) -> ShapeError:
-    return ShapeError(
-        f"{_NAME}: {what}.\n{_table(q, k, v)}\n  Expected: {expected}. Try: {remedy}."
-    )
+    return ShapeError(f"{_NAME}: {what}.\n{table(q, k, v)}\n  Expected: {expected}. Try: {remedy}.")
 
 
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Refuse tensors that do not fit each other; what is no dense tensor was refused before.
+    """Refuse tensors that do not fit each other.
 
     Raises:
         ShapeError: If sizes do not fit.
-        DtypeError: If dtypes differ or are not supported.
+        DtypeError: If one is no dense tensor, or dtypes differ or are not supported.
         DeviceError: If the tensors lie on different devices.
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DtypeError(f"{_NAME}: {name} is a {type(t).__name__}; it must be a torch.Tensor.")
-        if t.layout is not torch.strided or t.is_nested:
-            kind = "nested" if t.is_nested else t.layout
-            raise DtypeError(
-                f"{_NAME}: {name} is a {kind} tensor; supported: dense strided tensors. Try: "
-                f"{name}.values() and {name}.offsets() of a jagged one."
-            )
+        check_dense(_NAME, name, t, remedy=f"{name}.values(), and its offsets() as cu_seqlens")
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 3:
             raise _shape_error(q, k, v, f"{name} has {t.dim()} dimensions",
@@ -98,6 +90,7 @@ def check_offsets(q: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: tor
                 f"{_NAME}: {name} is a {type(t).__name__}; it must be an int32 tensor [S + 1]. "
                 f"Try: torch.tensor({name}, dtype=torch.int32, device=q.device)."
             )
+        check_dense(_NAME, name, t)
         if t.dtype != torch.int32:
             raise DtypeError(
                 f"{_NAME}: {name} has dtype {t.dtype}; it must be torch.int32. Try: "
@@ -125,20 +118,22 @@ def bound_of(name: str, given: int | torch.Tensor, total: int) -> int:
     """Return the bound of a sequence's length; a tensor stays unread, and the bound is all rows.
 
     Raises:
-        OptionError: If it is no number, or negative.
+        OptionError: If it is no number, negative, or above 2^31 - 1.
     """
     if isinstance(given, torch.Tensor):
         if given.dim() or given.is_floating_point() or given.dtype == torch.bool:
             raise OptionError(
                 f"{_NAME}: {name} has dtype {given.dtype} and shape {tuple(given.shape)}; it must "
-                "be an int, or an integer tensor without a dimension."
+                "be an int, or an integer tensor without a dimension. Try: the number of all rows, "
+                "if the lengths are on the GPU."
             )
         return total
     is_number = isinstance(given, (int, torch.SymInt)) and not isinstance(given, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_number or given < 0:
+    if not is_number or given < 0 or given > _LONGEST:
         raise OptionError(
-            f"{_NAME}: {name} is {given!r}; it must be an int >= 0, the length of the longest "
-            "sequence or more. Try: the number of all rows, if the lengths are on the GPU."
+            f"{_NAME}: {name} is {shown_value(given)}; it must be an int in 0 .. 2^31 - 1, the "
+            "length of the longest sequence or more. Try: the number of all rows, if the lengths "
+            "are on the GPU."
         )
     return given
 
@@ -153,25 +148,14 @@ def check_extras(
 
     Raises:
         ShapeError: If one does not broadcast to it.
-        DtypeError: If the bias is no floating tensor.
+        DtypeError: If one is no dense tensor, or the bias is no floating tensor.
         DeviceError: If one is not where q is.
     """
-    if bias is not None and not isinstance(bias, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DtypeError(
-            f"{_NAME}: bias is a {type(bias).__name__}; it must be a torch.Tensor or None. Try: "
-            "torch.as_tensor(bias)."
-        )
-    if bias is not None and (not bias.dtype.is_floating_point or bias.dtype.itemsize < 2):
-        hint = "pass it as mask=" if bias.dtype is torch.bool else "bias.to(q.dtype)"
-        raise DtypeError(
-            f"{_NAME}: bias has dtype {bias.dtype}; supported: torch.float16, torch.bfloat16, "
-            f"torch.float32, torch.float64. Try: {hint}."
-        )
+    check_bias_and_mask(_NAME, shown, bias)
     for name, t in (("mask", shown.visible), ("bias", bias)):
         if t is None:
             continue
-        pairs = zip(reversed(t.shape), reversed(full))
-        if t.dim() > 4 or any(n not in (1, m) for n, m in pairs):
+        if not broadcasts(t.shape, full):
             raise ShapeError(
                 f"{_NAME}: {name} has shape {tuple(t.shape)}, which does not broadcast to "
                 f"[S, Hq, max_q, max_k] = {full}; rows and keys are counted inside each sequence. "
@@ -191,13 +175,35 @@ def check_extras(
             )
 
 
+def check_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    padded: tuple[int, int, int],
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    key_lengths: torch.Tensor | None,
+    band: Band,
+    scale: float,
+) -> None:
+    """Refuse, where an operator is called by itself, what `attention_varlen` would have refused.
+
+    Raises:
+        TileloomError: As `check_tensors`, `bound_of` and `check_extras` do.
+    """
+    check_tensors(q, k, v)
+    sequences, max_q, max_k = padded
+    full = (sequences, q.shape[1], bound_of("max_q", max_q, 0), bound_of("max_k", max_k, 0))
+    check_extras(q, full, mask_of(_NAME, mask, key_lengths, band, scale), bias)
+
+
 def check_values(
+    q: torch.Tensor,
+    k: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
     cu_seqlens_k: torch.Tensor,
     max_q: int,
     max_k: int,
-    total_q: int,
-    total_k: int,
 ) -> None:
     """Refuse offsets that are wrong: on the CPU; on a GPU with the knob `debug.lengths` only.
 
@@ -207,13 +213,17 @@ def check_values(
     """
     if cu_seqlens_q.device.type != "cpu" and not knobs.get("debug.lengths"):
         return
+    check_offsets(q, cu_seqlens_q, cu_seqlens_k)
     for x, cu, most, total in (
-        ("q", cu_seqlens_q, max_q, total_q),
-        ("k", cu_seqlens_k, max_k, total_k),
+        ("q", cu_seqlens_q, max_q, q.shape[0]),
+        ("k", cu_seqlens_k, max_k, k.shape[0]),
     ):
         ends: list[int] = cu.tolist()
         if ends[0] != 0:
-            raise OptionError(f"{_NAME}: cu_seqlens_{x} begins with {ends[0]}; it must be 0.")
+            raise OptionError(
+                f"{_NAME}: cu_seqlens_{x} begins with {ends[0]}; it must begin with 0. Try: "
+                "torch.nn.functional.pad(lengths.cumsum(0), (1, 0))."
+            )
         lengths = [b - a for a, b in pairwise(ends)]
         for s, length in enumerate(lengths):
             if length < 0:
@@ -222,9 +232,12 @@ def check_values(
                     f"{s}; it must never fall. Try: the cumulated lengths, not the lengths."
                 )
         if ends[-1] != total:
+            remedy = f"{x}[:{ends[-1]}] to leave rows out"
+            if ends[-1] > total:
+                remedy = f"lengths whose sum is {total}"
             raise OptionError(
                 f"{_NAME}: cu_seqlens_{x} ends with {ends[-1]}, and {x} has {total} rows; both "
-                f"must be the same. Try: {x}[:{ends[-1]}] to leave rows out."
+                f"must be the same. Try: {remedy}."
             )
         if lengths and max(lengths) > most:
             raise OptionError(

@@ -116,7 +116,8 @@ def _check_mask(mask: object, x: torch.Tensor) -> None:
             f"is visible. Try: {hint}."
         )
     pairs = zip(reversed(mask.shape), reversed(x.shape))
-    if mask.dim() > x.dim() or any(m not in (1, n) for m, n in pairs):
+    # Not `m in (1, n)`, which torch.compile answers with no where n is a symbol.
+    if mask.dim() > x.dim() or any(m != 1 and m != n for m, n in pairs):
         raise ShapeError(
             f"softmax: mask has shape {tuple(mask.shape)}, which does not broadcast to x's "
             f"{tuple(x.shape)}. Try: give mask x's dimensions, of size 1 where it is the same for "
