@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 
+import numpy as np
 import pytest
+import torch
 
 import tileloom
-from tileloom import errors
+from tileloom import errors, launch, masks, tuning
 
 BUILTIN = {
     "ShapeError": ValueError,
@@ -99,3 +102,89 @@ def test_tuning_of_operators_takes_no_names(given, named, shown):
         f"tuning: operators is given {shown}; it takes no arguments, and tunes every operator "
         "that is called inside the block. Try: with tuning.operators():"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.5, "1.5"),
+        ("mean", "'mean'"),
+        (None, "None"),
+        (torch.float16, "torch.float16"),
+        (torch.zeros(3, 4), "a tensor of torch.float32 and shape (3, 4)"),
+        (torch.tensor(3, device="meta"), "a tensor of torch.int64 and shape ()"),
+        (torch.nn.Parameter(torch.zeros(2)), "a tensor of torch.float32 and shape (2,)"),
+        (np.zeros((2, 2)), "a ndarray of float64 and shape (2, 2)"),
+        (np.float32(0.5), "np.float32(0.5)"),
+        ((torch.zeros(1),), "(a tensor of torch.float32 and shape (1,),)"),
+        ([1, {"a": torch.zeros(9)}], "[1, {'a': a tensor of torch.float32 and shape (9,)}]"),
+        ((), "()"),
+        ("x" * 500, f"'{'x' * 76}..."),
+        (list(range(10**6)), f"[{', '.join(map(str, range(90)))}"[:77] + "..."),
+        (10**5000, "a int of too many digits to print"),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
+)
+def test_values_are_told_in_brief(value, text):
+    assert errors.shown_value(value) == text
+
+
+def test_what_cannot_be_looked_at_is_told_by_its_type():
+    class Stranger:
+        def __repr__(self):
+            raise KeyError
+
+    inside_itself = []
+    inside_itself.append(inside_itself)
+    assert errors.shown_value(Stranger()) == "a Stranger"
+    assert errors.shown_value(inside_itself) == "a list"
+
+
+Q, X, LABELS = torch.randn(1, 2, 8, 16), torch.randn(4, 16), torch.tensor([1, 2, 3, 0])
+PACKED = (*[Q[0].transpose(0, 1)] * 3, *[torch.tensor([0, 8], dtype=torch.int32)] * 2, 8, 8)
+CALLS = [
+    functools.partial(tileloom.attention, Q, Q, Q),
+    functools.partial(tileloom.attention_varlen, *PACKED),
+    functools.partial(tileloom.rms_norm, X, X[0]),
+    functools.partial(tileloom.layer_norm, X, X[0]),
+    functools.partial(tileloom.softmax, X),
+    functools.partial(tileloom.cross_entropy, X, LABELS),
+    functools.partial(tileloom.swiglu, X, X),
+    functools.partial(tileloom.matmul, X, X.T),
+    functools.partial(tuning.Config, {"XBLOCK": 64}),
+    functools.partial(tuning.pointwise, {"x": "n"}),
+    functools.partial(tuning.reduction, {"x": "n", "r": "m"}),
+    functools.partial(launch.prepare, max),
+    functools.partial(masks.causal),
+    functools.partial(masks.window, 1, 1),
+]
+ODD = {
+    "tensor": torch.randn(40, 3),
+    "number": torch.tensor(3),
+    "array": np.ones((40, 3)),
+    "list": [torch.randn(40, 3)],
+    "nan": float("nan"),
+    "huge": 10**40,
+    "bytes": b"mean",
+    "object": object(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.func.__qualname__)
+def test_whatever_an_option_is_given_is_taken_or_told_in_brief(call):
+    """A tensor's numbers are in no sentence, and nothing asks a tensor whether it is true."""
+    parameters = list(inspect.signature(call.func).parameters.values())[len(call.args) :]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    assert named
+    refused = 0
+    for name in named:
+        for kind, value in ODD.items():
+            try:
+                call(**{name: value})
+            except errors.TileloomError as error:
+                text = str(error)
+                refused += 1
+                assert "tensor([" not in text, (name, kind)
+                assert "array([" not in text, (name, kind)
+                assert len(text) < 900, (name, kind)
+    assert refused

@@ -72,6 +72,9 @@ class SignalTimeoutError(TileloomError, TimeoutError):
     """A kernel gave up waiting for a chunk of its input; the text names chunk, epoch and flag."""
 
 
+_LONGEST = 80  # characters of a value
+
+
 def bullet_list(reasons: Mapping[str, Sequence[str]]) -> str:
     """Format reasons by backend, one line each, for the text of an `UnsupportedError`.
 
@@ -88,19 +91,34 @@ def shown_value(value: object) -> str:
     """Print what a caller gave where something else was asked for: one short line.
 
     Args:
-        value: Anything; the numbers of a tensor are not looked at.
+        value: Anything; the numbers of tensors and arrays are not looked at.
 
     Returns:
         Its `repr`, cut at 80 characters; of a tensor its dtype and shape.
     """
-    if hasattr(value, "requires_grad"):  # a tensor
-        given: Any = value
-        return f"a tensor of {given.dtype} and shape {tuple(given.shape)}"
     try:
-        text = " ".join(repr(value).split())
+        text = " ".join(_shown(value).split())
     except ValueError:  # more digits than Python prints
         return f"a {type(value).__name__} of too many digits to print"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    except Exception:  # whatever a stranger's class raises when it is looked at
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _shown(value: Any) -> str:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        inner = ", ".join([_shown(item) for item in value[:_LONGEST]])
+        if kind is list:
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if kind is dict:
+        return f"{{{', '.join([f'{_shown(k)}: {_shown(v)}' for k, v in value.items()])}}}"
+    is_tensor = hasattr(kind, "requires_grad")
+    if not (is_tensor or (hasattr(kind, "__array__") and value.shape)):
+        return repr(value)  # numbers of NumPy too
+    name = "tensor" if is_tensor else kind.__name__
+    return f"a {name} of {value.dtype} and shape {tuple(value.shape)}"
 
 
 def unknown_option(

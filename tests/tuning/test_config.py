@@ -6,7 +6,9 @@ import json
 import pickle
 import re
 
+import numpy as np
 import pytest
+import torch
 import triton
 
 from tileloom.errors import OptionError
@@ -55,6 +57,22 @@ def test_a_config_survives_json_and_pickle(config):
     assert ("maxnreg" in flat) == (config.maxnreg is not None)
 
 
+def test_the_limit_of_a_block_is_tritons():
+    from triton.language import TRITON_MAX_TENSOR_NUMEL as most
+
+    for name in ("XBLOCK", "R0_BLOCK", "YBLOCK_1", "BLOCK", "BLOCK_M", "BLOCK_SIZE_K", "RBLOCK"):
+        assert Config({name: most}).kwargs == {name: most}
+        with pytest.raises(OptionError, match=f"sets {name} to {most + 1}, but a tensor"):
+            Config({name: most + 1})
+        with pytest.raises(OptionError, match=f"sets {name} to {2 * most}, but a tensor"):
+            Config.from_dict({name: 2 * most, "num_warps": 4})
+        with pytest.raises(OptionError, match=f"sets {name} to {2 * most}, but a tensor"):
+            Config({}).with_kwargs(**{name: 2 * most})
+    # What is no tile may be any number.
+    other = {"BLOCKS": 2**30, "NUM_BLOCKS": 2**30, "BLOCK_STRIDE": 2**40, "XBLOCK_SUB": 2**30}
+    assert Config(other).kwargs == other
+
+
 def test_a_config_is_made_of_tritons_own():
     given = triton.Config({"BLOCK": 64}, num_warps=8, num_stages=2, maxnreg=96)
     assert Config.of(given) == Config({"BLOCK": 64}, 8, 2, maxnreg=96)
@@ -72,6 +90,28 @@ def test_a_config_is_made_of_tritons_own():
             lambda: Config(3),
             "Config: kwargs is 3; it must be a dictionary from names of compile-time arguments to "
             "their values. Try: Config({'XBLOCK': 128}).",
+        ),
+        (
+            lambda: Config({8: 128}),
+            "Config: a compile-time argument is named 8; a name is a text. Try: "
+            "Config({'XBLOCK': 128}).",
+        ),
+        (
+            lambda: Config({"XBLOCK": torch.ones(2)}),
+            "Config: XBLOCK is a tensor of torch.float32 and shape (2,); a compile-time "
+            "argument is a Python number, a text, None, or another value that can be hashed. Try: "
+            "Config({'XBLOCK': 128}).",
+        ),
+        (
+            lambda: Config({"XBLOCK": np.int64(128)}),
+            "Config: XBLOCK is np.int64(128); a compile-time argument is a Python number, a text, "
+            "None, or another value that can be hashed. Try: Config({'XBLOCK': 128}).",
+        ),
+        (
+            lambda: Config({"XBLOCK": 2**21, "EVEN": True}, num_warps=8),
+            "Config: the config XBLOCK: 2097152, EVEN: True, num_warps: 8, num_stages: 3 sets "
+            "XBLOCK to 2097152, but a tensor in a Triton kernel has at most 1048576 elements "
+            "(TRITON_MAX_TENSOR_NUMEL). Try: XBLOCK=1024, and a loop in the kernel.",
         ),
         (
             lambda: Config.of(triton.Config({}, pre_hook=print)),

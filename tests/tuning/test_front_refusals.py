@@ -239,8 +239,8 @@ WRONG = {
     "a constant that is a list": (
         lambda: Config({"XBLOCK": [64]}),
         OptionError,
-        "Config: XBLOCK is [64]; a compile-time argument is a number, a text, None, or another "
-        "value that can be hashed. Try: Config({'XBLOCK': 128}).",
+        "Config: XBLOCK is [64]; a compile-time argument is a Python number, a text, None, or "
+        "another value that can be hashed. Try: Config({'XBLOCK': 128}).",
     ),
     "a name and no list": (
         lambda: tuning.pointwise(sizes={"x": "n"}, changed="x"),

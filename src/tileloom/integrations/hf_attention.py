@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import torch
 
-from tileloom.errors import OptionError, TileloomError, UnsupportedError
+from tileloom.errors import OptionError, TileloomError, UnsupportedError, shown_value
 from tileloom.integrations.hf_masks import LazyMask, Padding, make_mask
 from tileloom.ops.attention import masks
 from tileloom.ops.attention.api import attention
@@ -150,12 +150,13 @@ def register(
     """
     if not isinstance(name, str) or not name or "/" in name or "|" in name:
         raise OptionError(
-            f"register: name is {name!r}; it must be a text without '/' and '|', which "
+            f"register: name is {shown_value(name)}; it must be a text without '/' and '|', which "
             "transformers reads as a kernel on the Hub. Try: name='tileloom'."
         )
     if padding not in get_args(Padding):
         raise OptionError(
-            f"register: padding is {padding!r}; it must be one of {', '.join(get_args(Padding))}."
+            f"register: padding is {shown_value(padding)}; it must be one of "
+            f"{', '.join(get_args(Padding))}."
         )
     if isinstance(ignore, str):
         raise OptionError(

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tileloom import knobs, log
-from tileloom.errors import OptionError, UnsupportedError
+from tileloom.errors import OptionError, UnsupportedError, shown_value
 from tileloom.integrations.sdpa_checks import Refused
 from tileloom.integrations.torch_sdpa_kernels import KERNELS
 
@@ -187,7 +187,7 @@ def unregister() -> None:
 
 def _hold(dispatch_key: str, *, float32: bool) -> Registration:
     if not isinstance(float32, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"register: float32 is {float32!r}; it must be True or False.")
+        raise OptionError(f"register: float32 is {shown_value(float32)}; it must be True or False.")
     with _registering:
         override = _overrides.get(dispatch_key)
         if override is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tileloom.errors import CompileError, OptionError, known_keywords
+from tileloom.errors import CompileError, OptionError, known_keywords, shown_value
 from tileloom.launch import compat
 from tileloom.launch.occupancy import blocks_per_sm, limits_of, normal_arch
 
@@ -77,8 +77,8 @@ class KernelSpec:
         function: object = self.function
         if not isinstance(function, str) or ":" not in function:
             raise OptionError(
-                f"KernelSpec: function is {function!r}; it must name a module and a function. "
-                "Try: 'my_package.kernels:my_kernel'."
+                f"KernelSpec: function is {shown_value(function)}; it must name a module and a "
+                "function. Try: 'my_package.kernels:my_kernel'."
             )
         for name, given in (("signature", self.signature), ("constexprs", self.constexprs)):
             if not isinstance(given, Mapping):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.occupancy import normal_arch
 
@@ -113,8 +113,8 @@ def _check_lists(signatures: Any, archs: Any) -> None:
     for arch in archs:
         if not isinstance(arch, str):
             raise OptionError(
-                f"bundle: archs has {arch!r}, of type {type(arch).__name__}; each must be a name. "
-                "Try: archs=['sm_90']."
+                f"bundle: archs has {shown_value(arch)}, of type {type(arch).__name__}; each must "
+                "be a name. Try: archs=['sm_90']."
             )
 
 
@@ -169,8 +169,8 @@ def _check_type(name: str, parameter: str, kind: Any) -> None:
         meant = _SPELLED.get(text)
         hint = f"Try: '*{meant}' for a tensor, '{meant}' for a number." if meant else ""
     raise OptionError(
-        f"bundle: the type of {parameter} of {name} is {kind!r}; it must be a text such as "
-        f"'*bf16' (a tensor), 'i32' or 'fp32' (a number), or 'tensordesc<bf16[64, 64]>'. "
+        f"bundle: the type of {parameter} of {name} is {shown_value(kind)}; it must be a text such "
+        f"as '*bf16' (a tensor), 'i32' or 'fp32' (a number), or 'tensordesc<bf16[64, 64]>'. "
         f"{hint or 'Try: one of these; a compile-time parameter stands in constants.'}"
     )
 
@@ -179,11 +179,13 @@ def _check_config(name: str, signature: Signature) -> None:
     warps, stages = signature.num_warps, signature.num_stages
     if type(warps) is not int or warps not in (1, 2, 4, 8, 16, 32):
         raise OptionError(
-            f"bundle: num_warps of {name} is {warps!r}; Triton takes 1, 2, 4, 8, 16 or 32. Try: 4."
+            f"bundle: num_warps of {name} is {shown_value(warps)}; Triton takes 1, 2, 4, 8, 16 or "
+            "32. Try: 4."
         )
     if type(stages) is not int or stages < 0:
         raise OptionError(
-            f"bundle: num_stages of {name} is {stages!r}; it must be an integer from 0 on. Try: 3."
+            f"bundle: num_stages of {name} is {shown_value(stages)}; it must be an integer from 0 "
+            "on. Try: 3."
         )
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tileloom.errors import LaunchError, OptionError
+from tileloom.errors import LaunchError, OptionError, shown_value
 
 TENSOR_MAP = "nvTmaDesc"
 """The type of a parameter that is a CUtensorMap of 128 bytes, in Triton's words."""
@@ -197,8 +197,8 @@ def normal_grid(grid: Sequence[int], name: str) -> tuple[int, int, int]:
         sizes = []
     if not 1 <= len(sizes) <= 3:
         raise OptionError(
-            f"launch: the grid of '{name}' is {grid!r}; it must be one to three integers. "
-            "Try: (blocks,)."
+            f"launch: the grid of '{name}' is {shown_value(grid)}; it must be one to three "
+            "integers. Try: (blocks,)."
         )
     whole = (*sizes, 1, 1)[:3]
     for axis, n, most in zip("xyz", whole, _MOST_GRID):

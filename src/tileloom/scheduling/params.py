@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from tileloom.errors import OptionError, ShapeError
+from tileloom.errors import OptionError, ShapeError, shown_value
 
 RasterOrder = Literal["along_m", "along_n"]
 TABLE_INTS = 4
@@ -78,8 +78,8 @@ class TileSchedulerParams:
         check_chunks(offsets, m, chunk_pivot)
         if raster_order not in ("along_m", "along_n", "heuristic"):
             raise OptionError(
-                f"scheduling: raster_order is {raster_order!r}; it must be 'along_m', 'along_n' or "
-                "'heuristic'."
+                f"scheduling: raster_order is {shown_value(raster_order)}; it must be 'along_m', "
+                "'along_n' or 'heuristic'."
             )
         block_m, block_n, block_k = block
         tiles_m, tiles_n = -(-m // block_m), -(-n // block_n)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.tuning.config import Config, distinct
 from tileloom.tuning.heuristics_lists import configs
 from tileloom.tuning.hints import (
@@ -152,7 +152,7 @@ def combo_plan(
         kind, facts = combo[f"heuristic_{i}"], Facts.of(meta, triton_meta, **known)
         if kind not in KINDS:
             raise OptionError(
-                f"combo_grid_meta: heuristic_{i} is {kind!r}; it must be one of "
+                f"combo_grid_meta: heuristic_{i} is {shown_value(kind)}; it must be one of "
                 f"{', '.join(KINDS)}. Try: a launch of its own for that kernel."
             )
         sizes = check_sizes(f"combo_grid_meta: size_hints_{i}", combo[f"size_hints_{i}"])

@@ -6,16 +6,21 @@ can hold. The module loads neither Triton nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tileloom.errors import OptionError, known_keywords
+from tileloom.errors import OptionError, known_keywords, shown_value
+from tileloom.tuning.hints import MAX_TENSOR
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Compile options of a config; every other entry of its dictionary is an argument of the kernel."""
 
 WARPS = (1, 2, 4, 8, 16, 32)
+
+# Names that a tile's dimension has, by Inductor's custom and by that of Triton's tutorials.
+_BLOCK = re.compile(r"([XYZ]|R\d?_?)?BLOCK(_(\d+|[DHKMNXYZ]|SIZE(_[KMN])?))?")
 
 # Fields that only some builds of Triton have, none of those that tileloom supports.
 _ABSENT = ("num_consumer_groups", "num_buffers_warp_spec")
@@ -50,19 +55,12 @@ class Config:
         given: object = self.kwargs
         if not isinstance(given, Mapping):
             raise OptionError(
-                f"Config: kwargs is {given!r}; it must be a dictionary from names of compile-time "
-                "arguments to their values. Try: Config({'XBLOCK': 128})."
+                f"Config: kwargs is {shown_value(given)}; it must be a dictionary from names of "
+                "compile-time arguments to their values. Try: Config({'XBLOCK': 128})."
             )
         object.__setattr__(self, "kwargs", dict(self.kwargs))
         for name, value in self.kwargs.items():
-            try:
-                hash(value)
-            except TypeError:
-                raise OptionError(
-                    f"Config: {name} is {value!r}; a compile-time argument is a number, a text, "
-                    "None, or another value that can be hashed. Try: "
-                    f"Config({{{name!r}: 128}})."
-                ) from None
+            _check_argument(self, name, value)
         for name in OPTIONS:
             value = getattr(self, name)
             if name == "maxnreg" and value is None:
@@ -70,8 +68,8 @@ class Config:
             least = 0 if name == "num_stages" else 1
             if type(value) is not int or value < least:
                 raise OptionError(
-                    f"Config: {name} is {value!r}; it must be an integer of at least {least}. "
-                    f"Try: Config({{...}}, {name}={128 if name == 'maxnreg' else 1})."
+                    f"Config: {name} is {shown_value(value)}; it must be an integer of at least "
+                    f"{least}. Try: Config({{...}}, {name}={128 if name == 'maxnreg' else 1})."
                 )
         if self.num_warps not in WARPS:
             raise OptionError(
@@ -163,6 +161,33 @@ class Config:
         names = (*OPTIONS, *_HOOKS, *_ABSENT)
         given = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return cls.from_dict({**value.kwargs, **given})
+
+
+def _check_argument(config: Config, name: object, value: object) -> None:
+    """Refuse what is no compile-time argument, and a block that no kernel can have."""
+    if not isinstance(name, str):
+        raise OptionError(
+            f"Config: a compile-time argument is named {shown_value(name)}; a name is a text. Try: "
+            "Config({'XBLOCK': 128})."
+        )
+    # A tensor can be hashed, by its identity; numbers of NumPy can, but JSON does not take them.
+    is_plain = not hasattr(type(value), "__array__") and isinstance(value, Hashable)
+    try:
+        is_plain = is_plain and hash(value) is not None
+    except TypeError:  # a tuple of lists
+        is_plain = False
+    if not is_plain:
+        raise OptionError(
+            f"Config: {name} is {shown_value(value)}; a compile-time argument is a Python number, "
+            "a text, None, or another value that can be hashed. Try: "
+            f"Config({{{name!r}: 128}})."
+        )
+    if _BLOCK.fullmatch(name) and isinstance(value, int) and value > MAX_TENSOR:
+        raise OptionError(
+            f"Config: the config {config} sets {name} to {value}, but a tensor in a Triton kernel "
+            f"has at most {MAX_TENSOR} elements (TRITON_MAX_TENSOR_NUMEL). Try: {name}=1024, and a "
+            "loop in the kernel."
+        )
 
 
 def distinct(configs: Iterable[Config]) -> list[Config]:

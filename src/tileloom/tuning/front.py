@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.tuning import generated
 from tileloom.tuning.config import Config
 from tileloom.tuning.hints import Facts, ReductionHint, TileHint, is_reduced
@@ -85,7 +85,7 @@ def _generated(kind: str, given: Sequence[Any], named: Mapping[str, Any]) -> Any
         ) from None
     if given and not isinstance(given[0], Mapping):
         raise OptionError(
-            f"tuning: {kind} is given no sizes, but {given[0]!r}. Try: "
+            f"tuning: {kind} is given no sizes, but {shown_value(given[0])}. Try: "
             f"@tileloom.tuning.{kind}(sizes={_EXAMPLES[kind]}), with the names of the arguments "
             "that are the sizes."
         )
@@ -96,14 +96,15 @@ def _by_dim(kind: str, sizes: Any) -> dict[str, str]:
     """The argument that is the size of each dimension, by the dimension's name in size hints."""
     if not isinstance(sizes, Mapping) or not all(isinstance(n, str) for n in sizes.values()):
         raise OptionError(
-            f"tuning: sizes of {kind} is {sizes!r}; it must be a dictionary from dimensions to the "
-            f"names of arguments. Try: sizes={_EXAMPLES[kind]}."
+            f"tuning: sizes of {kind} is {shown_value(sizes)}; it must be a dictionary from "
+            f"dimensions to the names of arguments. Try: sizes={_EXAMPLES[kind]}."
         )
     for dim in sizes:
         if dim not in _DIMS:
             raise OptionError(
-                f"tuning: sizes of {kind} names a dimension {dim!r}; dimensions are x, y and z, "
-                "and r or r0, r1 for those that are reduced. Try: sizes=dict(x='rows', r='cols')."
+                f"tuning: sizes of {kind} names a dimension {shown_value(dim)}; dimensions are x, "
+                "y and z, and r or r0, r1 for those that are reduced. Try: "
+                "sizes=dict(x='rows', r='cols')."
             )
     reduced = [dim for dim in sizes if is_reduced(_DIMS[dim])]
     if kind == "pointwise" and reduced:
@@ -125,27 +126,27 @@ def _check_options(
     for what, value in (("changed", changed), ("zeroed", zeroed)):
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise OptionError(
-                f"tuning: {what} of {kind} is {value!r}; it must be a list of names of arguments. "
-                f"Try: {what}=['x']."
+                f"tuning: {what} of {kind} is {shown_value(value)}; it must be a list of names of "
+                f"arguments. Try: {what}=['x']."
             )
     for what, value in (("max_autotune", max_autotune), ("refine", refine)):
         if not isinstance(value, bool):
             raise OptionError(
-                f"tuning: {what} of {kind} is {value!r}; it must be True or False. Try: "
+                f"tuning: {what} of {kind} is {shown_value(value)}; it must be True or False. Try: "
                 f"{what}=True."
             )
     if type(loads) is not int or loads < 0:
         raise OptionError(
-            f"tuning: loads of {kind} is {loads!r}; it must be a number of loads, an integer of at "
-            "least 0. Try: loads=2."
+            f"tuning: loads of {kind} is {shown_value(loads)}; it must be a number of loads, an "
+            "integer of at least 0. Try: loads=2."
         )
 
 
 def _own_list(kind: str, configs: Any) -> list[Config]:
     if isinstance(configs, (str, Mapping)) or not isinstance(configs, Sequence):
         raise OptionError(
-            f"tuning: configs of {kind} is {configs!r}; it must be a list of configs. Try: "
-            "configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out."
+            f"tuning: configs of {kind} is {shown_value(configs)}; it must be a list of configs. "
+            "Try: configs=[tileloom.tuning.Config({'XBLOCK': 128})], or leave configs out."
         )
     if not configs:
         raise OptionError(
@@ -164,7 +165,7 @@ def _hint(kind: str, hint: str | None) -> dict[str, Any]:
         return {}
     if not isinstance(hint, str) or hint not in known:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
-            f"tuning: hint of {kind} is {hint!r}; it must be None or one of "
+            f"tuning: hint of {kind} is {shown_value(hint)}; it must be None or one of "
             f"{', '.join(map(repr, known))}. Try: hint={next(iter(known))!r}."
         )
     return {"tile_hint" if kind == "pointwise" else "reduction_hint": known[hint]}

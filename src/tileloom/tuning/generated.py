@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.tuning.cached import cached_autotune
 from tileloom.tuning.combo import ComboPlan, combo_plan
 from tileloom.tuning.config import Config
@@ -294,8 +294,8 @@ def _autotuned(
 ) -> Decorator:
     if len(listed) > 1 and not filename:
         raise OptionError(
-            f"{name}: filename is {filename!r}, but there are {len(listed)} configs to choose "
-            "from, and the winner is kept by the module's file. Try: filename=__file__."
+            f"{name}: filename is {shown_value(filename)}, but there are {len(listed)} configs to "
+            "choose from, and the winner is kept by the module's file. Try: filename=__file__."
         )
     return cached_autotune(
         size_hints,

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from tileloom.errors import ArgumentError, OptionError
+from tileloom.errors import ArgumentError, OptionError, shown_value
 from tileloom.tuning.config import Config
 from tileloom.tuning.hints import MAX_GRID
 
@@ -104,7 +104,8 @@ class GridExpr:
         kind = GRIDS.get(str(name))
         if kind is None:
             raise OptionError(
-                f"inductor_meta: grid_type is {name!r}; it must be one of {', '.join(GRIDS)}. "
+                f"inductor_meta: grid_type is {shown_value(name)}; it must be one of "
+                f"{', '.join(GRIDS)}. "
                 "Try: grid_type='Grid1D' for a kernel that has xnumel and XBLOCK."
             )
         return kind(inductor_meta, config.to_dict() if isinstance(config, Config) else config)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tileloom.errors import OptionError, UnsupportedError, known_keywords
+from tileloom.errors import OptionError, UnsupportedError, known_keywords, shown_value
 from tileloom.tuning import filters
 from tileloom.tuning.config import Config, distinct
 from tileloom.tuning.heuristics import (
@@ -339,7 +339,7 @@ def configs(kind: str, size_hints: Mapping[str, int], facts: Facts | None = None
     """
     if not isinstance(kind, str) or kind not in _KINDS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
-            f"configs: kind is {kind!r}; it must be one of {', '.join(_KINDS)}. "
+            f"configs: kind is {shown_value(kind)}; it must be one of {', '.join(_KINDS)}. "
             "Try: configs('pointwise', {'x': 1024})."
         )
     facts = Facts() if facts is None else facts

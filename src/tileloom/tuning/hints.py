@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 
 Sizes = Mapping[str, int]
 
@@ -163,7 +163,7 @@ class Facts:
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise OptionError(
-                    f"Facts: {name} is {value!r}; it must be one of "
+                    f"Facts: {name} is {shown_value(value)}; it must be one of "
                     f"{', '.join(str(hint) for hint in kind)}. Try: {kind.DEFAULT}."
                 )
 
@@ -231,7 +231,7 @@ def member(kind: Any, value: Any) -> Any:
     name = getattr(value, "name", str(value).rpartition(".")[2])
     if name not in kind.__members__:
         raise OptionError(
-            f"{kind.__name__}: the hint is {value!r}; it must be one of "
+            f"{kind.__name__}: the hint is {shown_value(value)}; it must be one of "
             f"{', '.join(kind.__members__)}. Try: {kind.__name__}.{next(iter(kind.__members__))}."
         )
     return kind[name]
@@ -275,14 +275,14 @@ def check_sizes(caller: str, sizes: Any) -> dict[str, int]:
     """
     if not isinstance(sizes, Mapping) or not sizes or any(dim not in MAX_BLOCK for dim in sizes):
         raise OptionError(
-            f"{caller}: size_hints is {sizes!r}; it must be a dictionary of sizes with the keys "
-            f"{', '.join(MAX_BLOCK)}. Try: size_hints={{'x': 1024, 'r0_': 4096}}."
+            f"{caller}: size_hints is {shown_value(sizes)}; it must be a dictionary of sizes with "
+            f"the keys {', '.join(MAX_BLOCK)}. Try: size_hints={{'x': 1024, 'r0_': 4096}}."
         )
     for dim, size in sizes.items():
         if type(size) is not int or size < 1 or size & (size - 1):
             near = next_power_of_2(size) if type(size) is int else 1024
             raise OptionError(
-                f"{caller}: the size hint of {dim} is {size!r}; a size hint is a power of two. "
-                f"Try: size_hints={{..., {dim!r}: {near}}}, the size rounded up."
+                f"{caller}: the size hint of {dim} is {shown_value(size)}; a size hint is a power "
+                f"of two. Try: size_hints={{..., {dim!r}: {near}}}, the size rounded up."
             )
     return dict(sizes)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tileloom import log
-from tileloom.errors import ArgumentError
+from tileloom.errors import ArgumentError, shown_value
 from tileloom.tuning.config import Config
 
 if TYPE_CHECKING:
@@ -62,7 +62,10 @@ def operators(*given: object, **named: object) -> contextlib.AbstractContextMana
         ArgumentError: If it is given anything.
     """
     if given or named:
-        shown = [*map(repr, given), *(f"{name}={value!r}" for name, value in named.items())]
+        shown = [
+            *map(shown_value, given),
+            *(f"{name}={shown_value(value)}" for name, value in named.items()),
+        ]
         raise ArgumentError(
             f"tuning: operators is given {', '.join(shown)}; it takes no arguments, and tunes "
             "every operator that is called inside the block. Try: with tuning.operators():"

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import torch
 
 from tileloom import log
-from tileloom.errors import ArgumentError, OptionError
+from tileloom.errors import ArgumentError, OptionError, shown_value
 from tileloom.launch import prepare
 from tileloom.launch.specialize import MISSING, Unsupported, exact, parameters_of, specialize
 from tileloom.target import target_of
@@ -135,8 +135,8 @@ class TunedKernel:
 
     def __getitem__(self, grid: object) -> NoReturn:
         raise OptionError(
-            f"tuning: '{self.__name__}' is given a grid, {grid!r}, but its grid follows from its "
-            f"sizes. Try: {self.__name__}({', '.join(self._open)}), without one."
+            f"tuning: '{self.__name__}' is given a grid, {shown_value(grid)}, but its grid follows "
+            f"from its sizes. Try: {self.__name__}({', '.join(self._open)}), without one."
         )
 
     def candidates(self, *by_position: object, **sizes: int) -> list[Config]:
@@ -151,7 +151,12 @@ class TunedKernel:
         """
         wanted = list(self.sizes.values())
         if by_position or set(sizes) != set(wanted):
-            given = ", ".join([*map(repr, by_position), *(f"{n}={v!r}" for n, v in sizes.items())])
+            given = ", ".join(
+                [
+                    *map(shown_value, by_position),
+                    *(f"{n}={shown_value(v)}" for n, v in sizes.items()),
+                ]
+            )
             raise ArgumentError(
                 f"tuning: candidates of '{self.__name__}' is given {given or 'nothing'}; it takes "
                 f"the sizes {', '.join(wanted)} by name. Try: "
@@ -339,8 +344,8 @@ class TunedKernel:
                 value = config.kwargs[name]
                 if type(value) is not int or value < 1 or value & (value - 1):
                     raise OptionError(
-                        f"tuning: the config {config} sets {name} to {value!r}; a block of "
-                        f"'{self.__name__}' is a power of two. Try: {name}=128."
+                        f"tuning: the config {config} sets {name} to {shown_value(value)}; a block "
+                        f"of '{self.__name__}' is a power of two. Try: {name}=128."
                     )
 
     def _needed(self, dims: Sequence[str]) -> set[str]:
@@ -387,8 +392,8 @@ class TunedKernel:
     def _size(self, name: str, value: Any) -> int:
         if type(value) is not int or value < 0:
             raise ArgumentError(
-                f"tuning: {name} of '{self.__name__}' is {value!r}; it is a size, an integer of "
-                f"at least 0. Try: {name}=tensor.shape[0]."
+                f"tuning: {name} of '{self.__name__}' is {shown_value(value)}; it is a size, an "
+                f"integer of at least 0. Try: {name}=tensor.shape[0]."
             )
         return value
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from tileloom.errors import ConfigError
+from tileloom.errors import ConfigError, shown_value
 from tileloom.launch.layout import tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
@@ -202,7 +202,7 @@ class GluonSm90Config:
         if self.ride_stages < 0:
             why.append(f"ride_stages is {self.ride_stages}, not at least 0")
         if self.store not in ("tma", "registers"):
-            why.append(f"store is {self.store!r}, not 'tma' or 'registers'")
+            why.append(f"store is {shown_value(self.store)}, not 'tma' or 'registers'")
         elif self.store == "registers" and width < 32:
             why.append(f"store is 'registers', which needs 32 columns, and the tile has {width}")
         most = 480 // max(self.consumers, 2) // 8 * 8  # of 512 a lane of the SM, 32 the producer's

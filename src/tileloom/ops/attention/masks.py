@@ -214,7 +214,7 @@ def _check_sizes(**sizes: object) -> None:
 
 
 def _anchor(name: str, anchor: str) -> None:
-    if anchor not in ("top_left", "bottom_right"):
+    if not isinstance(anchor, str) or anchor not in ("top_left", "bottom_right"):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
             f"masks.{name}: anchor is {shown_value(anchor)}; it must be 'top_left' or "
             "'bottom_right'."

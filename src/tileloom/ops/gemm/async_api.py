@@ -7,7 +7,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from tileloom.errors import DtypeError, GradientError, OptionError, ShapeError, unknown_option
+from tileloom.errors import (
+    DtypeError,
+    GradientError,
+    OptionError,
+    ShapeError,
+    shown_value,
+    unknown_option,
+)
 from tileloom.ops._op import has_tangent
 from tileloom.ops._plans import Plans, is_short, plan_key
 from tileloom.ops.gemm import checks
@@ -169,8 +176,8 @@ def _read_offsets(given: Any) -> tuple[Any, ...]:
         return tuple(given)
     except TypeError:
         raise OptionError(
-            f"{_OP}: chunk_offsets is {given!r}; it must be a tuple of Python ints. Try: the first "
-            "row of each chunk, then M."
+            f"{_OP}: chunk_offsets is {shown_value(given)}; it must be a tuple of Python ints. "
+            "Try: the first row of each chunk, then M."
         ) from None
 
 
@@ -243,7 +250,8 @@ def check_async(
             )
     if type(pivot) is not int or not 0 <= pivot < count:
         raise OptionError(
-            f"{op}: chunk_pivot is {pivot!r}; it must be in 0 .. {count - 1}, a chunk's number."
+            f"{op}: chunk_pivot is {shown_value(pivot)}; it must be in 0 .. {count - 1}, a chunk's "
+            "number."
         )
 
 
@@ -269,7 +277,9 @@ def _check_signals(op: str, signals: object, a: torch.Tensor) -> None:
 def _check_times(epoch: object, timeout_s: object) -> int:
     """Check epoch and time-out, and return the latter in microseconds."""
     if type(epoch) is not int or not 0 <= epoch < 2**32:
-        raise OptionError(f"{_OP}: epoch is {epoch!r}; it must be an int in 0 .. 2^32 - 1.")
+        raise OptionError(
+            f"{_OP}: epoch is {shown_value(epoch)}; it must be an int in 0 .. 2^32 - 1."
+        )
     if timeout_s is None:
         return FOREVER
     if (
@@ -278,7 +288,7 @@ def _check_times(epoch: object, timeout_s: object) -> int:
         or not 0 <= timeout_s <= 1e9
     ):
         raise OptionError(
-            f"{_OP}: timeout_s is {timeout_s!r}; it must be seconds in 0 .. 1e9, or None to wait "
-            "for ever."
+            f"{_OP}: timeout_s is {shown_value(timeout_s)}; it must be seconds in 0 .. 1e9, or "
+            "None to wait for ever."
         )
     return int(timeout_s * 1e6)

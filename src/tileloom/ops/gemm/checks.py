@@ -9,12 +9,7 @@ from typing import get_args
 
 import torch
 
-from tileloom.errors import (
-    DeviceError,
-    DtypeError,
-    OptionError,
-    ShapeError,
-)
+from tileloom.errors import DeviceError, DtypeError, OptionError, ShapeError, shown_value
 from tileloom.launch.layout import elements_share_memory
 from tileloom.ops.gemm.config import MatmulConfig
 from tileloom.ops.gemm.problem import ACTIVATIONS
@@ -137,14 +132,17 @@ def check_options(
     op: str, activation: object, out_dtype: torch.dtype | None, config: MatmulConfig | None
 ) -> None:
     """Refuse an activation, a dtype or a config that there is not."""
-    if activation is not None and activation not in ACTIVATIONS[1:]:
+    is_text = isinstance(activation, str)  # an array would be compared element by element
+    if activation is not None and not (is_text and activation in ACTIVATIONS[1:]):
         raise OptionError(
-            f"{op}: activation is {activation!r}; it must be one of "
+            f"{op}: activation is {shown_value(activation)}; it must be one of "
             f"{', '.join(map(repr, ACTIVATIONS[1:]))}, or None."
         )
-    if out_dtype is not None and out_dtype not in _OUT_DTYPES:
+    is_dtype = isinstance(out_dtype, torch.dtype)
+    if out_dtype is not None and not (is_dtype and out_dtype in _OUT_DTYPES):
         raise DtypeError(
-            f"{op}: out_dtype is {out_dtype}; supported: {', '.join(map(str, _OUT_DTYPES))}."
+            f"{op}: out_dtype is {shown_value(out_dtype)}; supported: "
+            f"{', '.join(map(str, _OUT_DTYPES))}."
         )
     if config is not None and not isinstance(config, CONFIGS):
         raise OptionError(

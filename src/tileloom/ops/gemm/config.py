@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import ConfigError, check_fields
+from tileloom.errors import ConfigError, check_fields, shown_value
 from tileloom.launch.layout import Layout, tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
@@ -231,7 +231,7 @@ class GluonSm90Config:
         if self.swizzle_size < 1:
             why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
         if self.scheduler not in ("static", "dynamic"):
-            why.append(f"scheduler is {self.scheduler!r}, not 'static' or 'dynamic'")
+            why.append(f"scheduler is {shown_value(self.scheduler)}, not 'static' or 'dynamic'")
         elif self.scheduler == "dynamic" and problem.chunks:
             why.append("scheduler is 'dynamic', and chunks are dealt by turns")
         why += self._split_faults(problem)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tileloom import knobs
-from tileloom.errors import DtypeError, OptionError, ShapeError, unknown_option
+from tileloom.errors import DtypeError, OptionError, ShapeError, shown_value, unknown_option
 from tileloom.launch.layout import elements_share_memory
 from tileloom.ops._op import is_eager
 from tileloom.ops._plans import plan_key
@@ -175,14 +175,14 @@ def _check_options(
         or not 0.0 <= label_smoothing <= 1.0
     ):
         raise OptionError(
-            f"cross_entropy: label_smoothing is {label_smoothing!r}; it must be a number in "
-            "0.0 .. 1.0. Try: label_smoothing=0.1."
+            f"cross_entropy: label_smoothing is {shown_value(label_smoothing)}; it must be a "
+            "number in 0.0 .. 1.0. Try: label_smoothing=0.1."
         )
     is_int = isinstance(ignore_index, (int, torch.SymInt)) and not isinstance(ignore_index, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_int or not _INT64.min <= ignore_index <= _INT64.max:
         raise OptionError(
-            f"cross_entropy: ignore_index is {ignore_index!r}; it must be an integer of 64 bits. "
-            "Try: ignore_index=-100."
+            f"cross_entropy: ignore_index is {shown_value(ignore_index)}; it must be an integer of "
+            "64 bits. Try: ignore_index=-100."
         )
     if (
         soft_cap is not None
@@ -194,12 +194,12 @@ def _check_options(
         )
     ):
         raise OptionError(
-            f"cross_entropy: soft_cap is {soft_cap!r}; it must be None or a number in "
+            f"cross_entropy: soft_cap is {shown_value(soft_cap)}; it must be None or a number in "
             "1e-6 .. 1e6. Try: soft_cap=None for none, or 30.0."
         )
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
-            f"cross_entropy: reduction is {reduction!r}; it must be one of "
+            f"cross_entropy: reduction is {shown_value(reduction)}; it must be one of "
             f"{', '.join(map(repr, REDUCTIONS))}. Try: reduction='mean'."
         )
 
@@ -207,7 +207,8 @@ def _check_options(
 def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:
     if not isinstance(inplace_backward, bool):
         raise OptionError(
-            f"cross_entropy: inplace_backward is {inplace_backward!r}; it must be True or False."
+            f"cross_entropy: inplace_backward is {shown_value(inplace_backward)}; it must be True "
+            "or False."
         )
     if inplace_backward and elements_share_memory(logits):
         raise OptionError(

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.ops._op import is_eager
 from tileloom.ops.rowwise.checks import (
     check_alike,
@@ -45,7 +45,8 @@ def check(
     # Compared, not asked of `math`: torch.compile follows that with a number it holds open.
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= _LARGEST:
         raise OptionError(
-            f"{op}: eps is {eps!r}; it must be a finite Python number, not negative. Try: eps=1e-5."
+            f"{op}: eps is {shown_value(eps)}; it must be a finite Python number, not negative. "
+            "Try: eps=1e-5."
         )
 
 
