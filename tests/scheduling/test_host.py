@@ -182,9 +182,27 @@ def test_the_grid_leaves_multiprocessors_to_those_who_bring_the_input():
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        (dict(m=-1), errors.ShapeError, "m is -1; a size is 0 or more"),
+        (dict(m=-1), errors.ShapeError, "m is -1; a size is a whole number of 0 or more"),
         (dict(block=(0, 1, 1)), errors.OptionError, "block is (0, 1, 1); it must be"),
-        (dict(max_swizzle_size=0), errors.OptionError, "max_swizzle_size is 0; it must be 1"),
+        (dict(max_swizzle_size=0), errors.OptionError, "max_swizzle_size is 0; it must be a whole"),
+        (dict(max_swizzle_size=1.5), errors.OptionError, "max_swizzle_size is 1.5; it must be a w"),
+        (dict(m=8.0), errors.ShapeError, "m is 8.0; a size is a whole number of 0 or more"),
+        (dict(k=None), errors.ShapeError, "k is None; a size is a whole number of 0 or more"),
+        (dict(block=8), errors.OptionError, "block is 8; it must be (rows, columns, k-step), each"),
+        (
+            dict(block=(8, 8)),
+            errors.OptionError,
+            "block is (8, 8); it must be (rows, columns, k-st",
+        ),
+        (dict(block=(8, 8, 1.5)), errors.OptionError, "block is (8, 8, 1.5); it must be (rows, co"),
+        (dict(chunk_offsets=8), errors.ShapeError, "chunk_offsets is 8; it must be a sequence"),
+        (dict(chunk_offsets=(0, 2.5, 8)), errors.ShapeError, "(0, 2.5, 8); it must be whole numbe"),
+        (dict(chunk_pivot=0.5), errors.OptionError, "chunk_pivot is 0.5; it must be in 0 .. 0"),
+        (
+            dict(swizzle=8),
+            errors.UnknownOptionError,
+            "there is no argument 'swizzle'; arguments: m",
+        ),
         (dict(raster_order="n"), errors.OptionError, "raster_order is 'n'; it must be"),
         (dict(chunk_offsets=(0, 5)), errors.ShapeError, "must begin with 0 and end with M = 8"),
         (dict(chunk_offsets=(8,)), errors.ShapeError, "must begin with 0 and end with M = 8"),
@@ -213,3 +231,30 @@ def test_a_scheduler_says_what_it_cannot():
     assert "32 bits count them" in StaticPersistentScheduler.can_implement(huge)[0]
     with pytest.raises(errors.OptionError, match=r"cta is 4; it must be in 0 \.\. grid - 1 = 3"):
         StaticPersistentScheduler(of(8, 8, 8, block=(8, 8, 8)), 4, 4)
+
+
+ONE = of(8, 8, 8, block=(8, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: StaticPersistentScheduler(None, 1, 0), "params is a NoneType; it must be a TileS"),
+        (lambda: StaticPersistentScheduler(ONE, 0, 0), "grid is 0; it must be a whole number of 1"),
+        (lambda: StaticPersistentScheduler(ONE, 2, 0.5), "cta is 0.5; it must be in 0 .. grid - 1"),
+        (lambda: scheduler().get_current_work_for_linear_idx(-1), "the linear index is -1; it must"),
+        (lambda: scheduler().advance_to_next_work(-1), "advance_count is -1; it must be a whole"),
+        (lambda: scheduler().get_linear_idx_from_m_and_n(1, 0), "there is no tile m_idx 1, n_idx "
+         "0, l_idx 0 of chunk 0; the tiles of a chunk are 1 x 1, in 1 batches"),
+        (lambda: scheduler().get_linear_idx_from_m_and_n(0, 0, 0, 1), "chunks are in 0 .. 0"),
+    ],
+)  # fmt: skip
+def test_a_scheduler_refuses_what_there_is_not(call, text):
+    with pytest.raises(errors.OptionError) as caught:
+        call()
+    assert str(caught.value).startswith("scheduling: ")
+    assert text in str(caught.value)
+
+
+def scheduler():
+    return StaticPersistentScheduler(ONE, 1, 0)

@@ -74,8 +74,20 @@ def test_bad_arguments_are_refused():
     params = of(8, 8, 8, block=(8, 8, 8))
     with pytest.raises(errors.OptionError, match="arrivals has 2 entries; it must have one for"):
         simulate(params, 1, arrivals=[0, 0])
-    with pytest.raises(errors.OptionError, match="grid is 0; it must be 1 or more"):
-        simulate(params, 0)
+    for options, text in (
+        (dict(grid=0), "grid is 0; it must be a whole number of 1 or more"),
+        (dict(grid=1.5), "grid is 1.5; it must be a whole number of 1 or more"),
+        (dict(params=None), "params is a NoneType; it must be a TileSchedulerParams"),
+        (dict(arrivals=3), "arrivals is 3; it must have one for each of the 1 chunks"),
+        (dict(arrivals=[math.nan]), "an entry of arrivals is nan; it must be a number of seconds"),
+        (dict(arrivals=[-1]), "an entry of arrivals is -1; it must be a number of seconds, 0 or"),
+        (dict(tile_seconds=-1), "tile_seconds is -1; it must be a number of seconds, 0 or more"),
+        (dict(tile_seconds=math.inf), "tile_seconds is inf; it must be a number of seconds, 0 or"),
+        (dict(tile_seconds=lambda work: None), "tile_seconds of a tile is None; it must be a numb"),
+    ):
+        with pytest.raises(errors.OptionError) as caught:
+            simulate(**(dict(params=params, grid=1) | options))
+        assert str(caught.value).startswith(f"simulate: {text}")
 
 
 def _next_states(state, calls, wraps_at):

@@ -63,10 +63,14 @@ def run(args: argparse.Namespace) -> int:
     is_dynamic = args.dynamic or config.scheduler == "dynamic"
     grid = StaticPersistentScheduler.get_grid_shape(params, args.sms)
     arrivals = None
-    if args.arrivals:
+    if args.arrivals is not None:
         arrivals = [us * 1e-6 for us in _numbers("--arrivals", args.arrivals)]
-    if args.tile_us is not None and not args.tile_us > 0:
-        raise OptionError(f"--tile-us is {args.tile_us}; it must be above 0, in microseconds.")
+    if args.tile_us is not None and not 0 < args.tile_us < math.inf:
+        raise OptionError(
+            f"--tile-us is {args.tile_us}; it must be finite and above 0, in microseconds."
+        )
+    if args.svg and args.svg.suffix != ".svg":
+        raise OptionError(f"--svg is {args.svg}; the picture is an SVG. Try: plan.svg.")
     seconds = args.tile_us * 1e-6 if args.tile_us else _seconds_of(params, args.sms)
     played = simulate(params, grid, arrivals=arrivals, tile_seconds=seconds, is_dynamic=is_dynamic)
     print(f"config     {config.encode()}, {'by --tile' if asked else 'by the rule'}")
@@ -89,10 +93,16 @@ def _offsets(args: argparse.Namespace) -> tuple[int, ...] | None:
     """First row of each chunk and M, or None where nothing is said of chunks: A is there."""
     from tileloom.ops.gemm.async_input import even_offsets
 
-    if args.chunk_offsets and args.chunks is not None:
+    if args.chunk_offsets is not None and args.chunks is not None:
         raise OptionError("--chunks and --chunk-offsets both say where chunks begin; give one.")
-    if args.chunk_offsets:
-        return tuple(int(number) for number in _numbers("--chunk-offsets", args.chunk_offsets))
+    if args.chunk_offsets is not None:
+        parts = args.chunk_offsets.split(",")
+        if not all(part.strip().isdecimal() for part in parts):
+            raise OptionError(
+                f"--chunk-offsets is {args.chunk_offsets!r}; it must be whole numbers with commas: "
+                "the first row of each chunk, then M."
+            )
+        return tuple(map(int, parts))
     if args.chunks is None and args.arrivals is None and args.pivot == 0:
         return None
     return even_offsets(args.m, args.chunks or 1)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from tileloom.errors import OptionError
 from tileloom.scheduling import decode
-from tileloom.scheduling.params import TileSchedulerParams
+from tileloom.scheduling.params import TileSchedulerParams, is_whole
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,14 @@ class WorkTileInfo:
         return WorkTileInfo(linear, -1, -1, -1, -1, -1, 0, is_valid_tile=False)
 
 
+def _check_count(advance_count: int) -> None:
+    if not is_whole(advance_count):
+        raise OptionError(
+            f"scheduling: advance_count is {advance_count!r}; it must be a whole number of 0 or "
+            "more."
+        )
+
+
 def _entry(table: Sequence[int], index: int) -> int:
     return table[index]
 
@@ -57,12 +65,22 @@ class StaticPersistentScheduler:
     name: ClassVar[str] = "static"
 
     def __init__(self, params: TileSchedulerParams, grid: int, cta: int) -> None:
+        if not isinstance(params, TileSchedulerParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise OptionError(
+                f"scheduling: params is a {type(params).__name__}; it must be a "
+                "TileSchedulerParams. Try: TileSchedulerParams.to_underlying_arguments(...)."
+            )
         reasons = self.can_implement(params)
         if reasons:
             raise OptionError(f"scheduling: {type(self).__name__} cannot: {'; '.join(reasons)}.")
-        if not 0 <= cta < grid:
+        if not is_whole(grid, 1):
             raise OptionError(
-                f"scheduling: cta is {cta}; it must be in 0 .. grid - 1 = {grid - 1}."
+                f"scheduling: grid is {grid!r}; it must be a whole number of 1 or more. Try: "
+                "get_grid_shape(params, sms)."
+            )
+        if not is_whole(cta) or cta >= grid:
+            raise OptionError(
+                f"scheduling: cta is {cta!r}; it must be in 0 .. grid - 1 = {grid - 1}."
             )
         self.params = params
         self.grid = grid
@@ -105,6 +123,8 @@ class StaticPersistentScheduler:
     def get_current_work_for_linear_idx(self, linear: int) -> WorkTileInfo:
         """Return the tile of a linear index, or the invalid one past the end."""
         p = self.params
+        if linear < 0:
+            raise OptionError(f"scheduling: the linear index is {linear}; it must be 0 or more.")
         if linear >= p.blocks_per_problem:
             return WorkTileInfo.invalid_work_tile(linear)
         batch, rest = divmod(linear, p.first_tiles[-1])
@@ -126,14 +146,22 @@ class StaticPersistentScheduler:
     ) -> int:
         """Return the linear index of a tile: the inverse of `get_current_work_for_linear_idx`."""
         p = self.params
-        tiles_m = p.tiles_m_of(chunk)
+        tiles_m = p.tiles_m_of(chunk) if chunk in range(p.chunks) else 0
+        sizes = ((m_idx, tiles_m), (n_idx, p.tiles_n), (l_idx, p.l))
+        if not all(index in range(size) for index, size in sizes):
+            raise OptionError(
+                f"scheduling: there is no tile m_idx {m_idx}, n_idx {n_idx}, l_idx {l_idx} of "
+                f"chunk {chunk!r}; the tiles of a chunk are {tiles_m} x {p.tiles_n}, in {p.l} "
+                f"batches, and chunks are in 0 .. {p.chunks - 1}."
+            )
         first = p.first_tiles[p.order.index(chunk)] + l_idx * p.first_tiles[-1]
         if p.raster_order == "along_n":
             return first + decode.linear_of(m_idx, n_idx, tiles_m, p.tiles_n, p.swizzle_size)
         return first + decode.linear_of(n_idx, m_idx, p.tiles_n, tiles_m, p.swizzle_size)
 
     def advance_to_next_work(self, advance_count: int = 1) -> None:
-        """Move on by `advance_count` tiles of this program."""
+        """Move on by `advance_count` tiles of this program, 0 or more."""
+        _check_count(advance_count)
         self.current_work_linear_idx += self.grid * advance_count
 
     def fetch_next_work(self) -> WorkTileInfo:
@@ -230,6 +258,7 @@ class DynamicPersistentScheduler(AsyncInputScheduler):
 
     def advance_to_next_work(self, advance_count: int = 1) -> None:
         """Take `advance_count` tickets; the last one is the current tile."""
+        _check_count(advance_count)
         for _ in range(advance_count):
             self.current_work_linear_idx = next(self._tickets)
 

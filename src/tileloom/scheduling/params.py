@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
-from tileloom.errors import OptionError, ShapeError, shown_value
+from tileloom.errors import OptionError, ShapeError, known_keywords, shown_value
 
 RasterOrder = Literal["along_m", "along_n"]
 TABLE_INTS = 4
@@ -43,6 +44,7 @@ class TileSchedulerParams:
     chunk_pivot: int
 
     @staticmethod
+    @known_keywords
     def to_underlying_arguments(
         m: int,
         n: int,
@@ -74,7 +76,7 @@ class TileSchedulerParams:
             OptionError: If a block, the swizzle or the pivot is out of range.
         """
         _check_sizes(m, n, k, l, block, max_swizzle_size)
-        offsets = (0, m) if chunk_offsets is None else tuple(chunk_offsets)
+        offsets = (0, m) if chunk_offsets is None else _read(chunk_offsets)
         check_chunks(offsets, m, chunk_pivot)
         if raster_order not in ("along_m", "along_n", "heuristic"):
             raise OptionError(
@@ -134,9 +136,9 @@ class TileSchedulerParams:
 
     def chunks_of(self, row: int) -> tuple[int, ...]:
         """The chunks that have rows in the tile that begins at `row`."""
-        end = min(row + self.block_m, self.m)
-        edges = enumerate(itertools.pairwise(self.chunk_offsets))
-        return tuple(chunk for chunk, (a, b) in edges if a < b and a < end and b > row)
+        offsets, end = self.chunk_offsets, min(row + self.block_m, self.m)
+        near = range(bisect_right(offsets, row) - 1, bisect_left(offsets, end))
+        return tuple(chunk for chunk in near if offsets[chunk] < offsets[chunk + 1])
 
     @cached_property
     def first_tiles(self) -> tuple[int, ...]:
@@ -183,17 +185,36 @@ def _check_sizes(
     max_swizzle_size: int,
 ) -> None:
     for name, size in (("m", m), ("n", n), ("k", k), ("l", l)):
-        if size < 0:
-            raise ShapeError(f"scheduling: {name} is {size}; a size is 0 or more.")
-    if len(block) != 3 or min(block) < 1:
+        if not is_whole(size):
+            raise ShapeError(
+                f"scheduling: {name} is {size!r}; a size is a whole number of 0 or more."
+            )
+    is_block = isinstance(block, (tuple, list)) and len(block) == 3  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not is_block or not all(is_whole(size, 1) for size in block):
         raise OptionError(
-            f"scheduling: block is {tuple(block)}; it must be (rows, columns, k-step), each 1 or "
-            "more."
+            f"scheduling: block is {block!r}; it must be (rows, columns, k-step), each a whole "
+            "number of 1 or more. Try: block=(128, 256, 64)."
         )
-    if max_swizzle_size < 1:
+    if not is_whole(max_swizzle_size, 1):
         raise OptionError(
-            f"scheduling: max_swizzle_size is {max_swizzle_size}; it must be 1 or more."
+            f"scheduling: max_swizzle_size is {max_swizzle_size!r}; it must be a whole number of 1 "
+            "or more. Try: max_swizzle_size=8."
         )
+
+
+def is_whole(value: object, least: int = 0) -> bool:
+    """Whether a value is an int, and at least so large."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _read(offsets: Any) -> tuple[int, ...]:
+    try:
+        return tuple(offsets)
+    except TypeError:
+        raise ShapeError(
+            f"scheduling: chunk_offsets is {offsets!r}; it must be a sequence: the first row of "
+            "each chunk, then M."
+        ) from None
 
 
 def check_chunks(offsets: Sequence[int], m: int, pivot: int) -> None:
@@ -202,6 +223,10 @@ def check_chunks(offsets: Sequence[int], m: int, pivot: int) -> None:
     Raises:
         ShapeError: For the offsets. OptionError: For the pivot.
     """
+    if not all(map(is_whole, offsets)):
+        raise ShapeError(
+            f"scheduling: chunk_offsets is {tuple(offsets)}; it must be whole numbers of 0 or more."
+        )
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != m:
         raise ShapeError(
             f"scheduling: chunk_offsets is {tuple(offsets)}; it must begin with 0 and end with "
@@ -213,8 +238,8 @@ def check_chunks(offsets: Sequence[int], m: int, pivot: int) -> None:
                 f"scheduling: chunk_offsets falls from {first} to {last} at entry {index + 1}; "
                 "each chunk must begin where the one before it ends."
             )
-    if not 0 <= pivot < len(offsets) - 1:
+    if not is_whole(pivot) or pivot >= len(offsets) - 1:
         raise OptionError(
-            f"scheduling: chunk_pivot is {pivot}; it must be in 0 .. {len(offsets) - 2}, the "
+            f"scheduling: chunk_pivot is {pivot!r}; it must be in 0 .. {len(offsets) - 2}, the "
             "number of a chunk."
         )

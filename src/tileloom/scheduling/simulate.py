@@ -9,8 +9,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tileloom.errors import OptionError, known_keywords
 from tileloom.scheduling.host import (
@@ -18,7 +20,7 @@ from tileloom.scheduling.host import (
     DynamicPersistentScheduler,
     WorkTileInfo,
 )
-from tileloom.scheduling.params import TileSchedulerParams
+from tileloom.scheduling.params import TileSchedulerParams, is_whole
 
 
 @dataclass(frozen=True)
@@ -83,16 +85,14 @@ def simulate(
         is_dynamic: Whether a counter deals the tiles instead of turns.
 
     Raises:
-        OptionError: If `arrivals` has not one entry for each chunk, or the grid is empty.
+        OptionError: If `arrivals` has not one entry for each chunk, the grid is empty, or a time is
+            no number of 0 or more; a tile that takes for ever is none, only a chunk may be.
     """
-    times = [0.0] * params.chunks if arrivals is None else list(arrivals)
-    if len(times) != params.chunks:
-        raise OptionError(
-            f"simulate: arrivals has {len(times)} entries; it must have one for each of the "
-            f"{params.chunks} chunks."
-        )
-    if grid < 1:
-        raise OptionError(f"simulate: grid is {grid}; it must be 1 or more.")
+    times = _times(params, arrivals)
+    if not is_whole(grid, 1):
+        raise OptionError(f"simulate: grid is {grid!r}; it must be a whole number of 1 or more.")
+    if not callable(tile_seconds):
+        _check_seconds("tile_seconds", tile_seconds)
     tickets = itertools.count(grid)
     programs = [
         DynamicPersistentScheduler(params, grid, cta, tickets)
@@ -116,8 +116,40 @@ def simulate(
         if math.isinf(start):
             stuck.append((cta, last))
             continue
-        end = start + (tile_seconds(work) if callable(tile_seconds) else tile_seconds)
+        seconds = tile_seconds
+        if callable(seconds):
+            seconds = _check_seconds("tile_seconds of a tile", seconds(work))
+        end = start + seconds
         spans.append(Span(cta, work, now, start, end))
         heapq.heappush(free, (end, cta))
     spans.sort(key=lambda span: (span.end, span.cta))
     return Simulation(grid, tuple(spans), tuple(stuck))
+
+
+def _times(params: TileSchedulerParams, arrivals: Any) -> list[float]:
+    """When each chunk is there, checked."""
+    if not isinstance(params, TileSchedulerParams):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(
+            f"simulate: params is a {type(params).__name__}; it must be a TileSchedulerParams. "
+            "Try: TileSchedulerParams.to_underlying_arguments(...)."
+        )
+    if arrivals is None:
+        return [0.0] * params.chunks
+    if not isinstance(arrivals, Sequence) or len(arrivals) != params.chunks:  # pyright: ignore[reportUnknownArgumentType]
+        found: Any = arrivals
+        has = f"has {len(found)} entries" if isinstance(found, Sequence) else f"is {found!r}"
+        raise OptionError(
+            f"simulate: arrivals {has}; it must have one for each of the {params.chunks} chunks."
+        )
+    given: list[Any] = [*arrivals]
+    return [_check_seconds("an entry of arrivals", time, most=math.inf) for time in given]
+
+
+def _check_seconds(name: str, seconds: Any, most: float = sys.float_info.max) -> float:
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds <= most:
+        raise OptionError(
+            f"simulate: {name} is {seconds!r}; it must be a number of seconds, 0 or more"
+            f"{'' if most == math.inf else ' and finite'}."
+        )
+    return seconds
