@@ -242,7 +242,7 @@ ONE = of(8, 8, 8, block=(8, 8, 8))
         (lambda: StaticPersistentScheduler(None, 1, 0), "params is a NoneType; it must be a TileS"),
         (lambda: StaticPersistentScheduler(ONE, 0, 0), "grid is 0; it must be a whole number of 1"),
         (lambda: StaticPersistentScheduler(ONE, 2, 0.5), "cta is 0.5; it must be in 0 .. grid - 1"),
-        (lambda: scheduler().get_current_work_for_linear_idx(-1), "the linear index is -1; it must"),
+        (lambda: scheduler().get_current_work_for_linear_idx(-1), "the linear index is -1; it"),
         (lambda: scheduler().advance_to_next_work(-1), "advance_count is -1; it must be a whole"),
         (lambda: scheduler().get_linear_idx_from_m_and_n(1, 0), "there is no tile m_idx 1, n_idx "
          "0, l_idx 0 of chunk 0; the tiles of a chunk are 1 x 1, in 1 batches"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.scheduling import decode
 from tileloom.scheduling.params import TileSchedulerParams, is_whole
 
@@ -44,7 +44,7 @@ class WorkTileInfo:
 def _check_count(advance_count: int) -> None:
     if not is_whole(advance_count):
         raise OptionError(
-            f"scheduling: advance_count is {advance_count!r}; it must be a whole number of 0 or "
+            f"scheduling: advance_count is {shown_value(advance_count)}; it must be a whole number of 0 or "
             "more."
         )
 
@@ -75,12 +75,12 @@ class StaticPersistentScheduler:
             raise OptionError(f"scheduling: {type(self).__name__} cannot: {'; '.join(reasons)}.")
         if not is_whole(grid, 1):
             raise OptionError(
-                f"scheduling: grid is {grid!r}; it must be a whole number of 1 or more. Try: "
+                f"scheduling: grid is {shown_value(grid)}; it must be a whole number of 1 or more. Try: "
                 "get_grid_shape(params, sms)."
             )
         if not is_whole(cta) or cta >= grid:
             raise OptionError(
-                f"scheduling: cta is {cta!r}; it must be in 0 .. grid - 1 = {grid - 1}."
+                f"scheduling: cta is {shown_value(cta)}; it must be in 0 .. grid - 1 = {grid - 1}."
             )
         self.params = params
         self.grid = grid
@@ -151,7 +151,7 @@ class StaticPersistentScheduler:
         if not all(index in range(size) for index, size in sizes):
             raise OptionError(
                 f"scheduling: there is no tile m_idx {m_idx}, n_idx {n_idx}, l_idx {l_idx} of "
-                f"chunk {chunk!r}; the tiles of a chunk are {tiles_m} x {p.tiles_n}, in {p.l} "
+                f"chunk {shown_value(chunk)}; the tiles of a chunk are {tiles_m} x {p.tiles_n}, in {p.l} "
                 f"batches, and chunks are in 0 .. {p.chunks - 1}."
             )
         first = p.first_tiles[p.order.index(chunk)] + l_idx * p.first_tiles[-1]

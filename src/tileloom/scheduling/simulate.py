@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tileloom.errors import OptionError, known_keywords
+from tileloom.errors import OptionError, known_keywords, shown_value
 from tileloom.scheduling.host import (
     AsyncInputScheduler,
     DynamicPersistentScheduler,
@@ -90,7 +90,9 @@ def simulate(
     """
     times = _times(params, arrivals)
     if not is_whole(grid, 1):
-        raise OptionError(f"simulate: grid is {grid!r}; it must be a whole number of 1 or more.")
+        raise OptionError(
+            f"simulate: grid is {shown_value(grid)}; it must be a whole number of 1 or more."
+        )
     if not callable(tile_seconds):
         _check_seconds("tile_seconds", tile_seconds)
     tickets = itertools.count(grid)
@@ -137,7 +139,11 @@ def _times(params: TileSchedulerParams, arrivals: Any) -> list[float]:
         return [0.0] * params.chunks
     if not isinstance(arrivals, Sequence) or len(arrivals) != params.chunks:  # pyright: ignore[reportUnknownArgumentType]
         found: Any = arrivals
-        has = f"has {len(found)} entries" if isinstance(found, Sequence) else f"is {found!r}"
+        has = (
+            f"has {len(found)} entries"
+            if isinstance(found, Sequence)
+            else f"is {shown_value(found)}"
+        )
         raise OptionError(
             f"simulate: arrivals {has}; it must have one for each of the {params.chunks} chunks."
         )
@@ -149,7 +155,7 @@ def _check_seconds(name: str, seconds: Any, most: float = sys.float_info.max) ->
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= most:
         raise OptionError(
-            f"simulate: {name} is {seconds!r}; it must be a number of seconds, 0 or more"
+            f"simulate: {name} is {shown_value(seconds)}; it must be a number of seconds, 0 or more"
             f"{'' if most == math.inf else ' and finite'}."
         )
     return seconds

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tileloom.errors import ConfigError, OptionError, bullet_list, check_fields
+from tileloom.errors import ConfigError, OptionError, bullet_list, check_fields, shown_value
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.rows import Rows
@@ -147,7 +147,7 @@ class TritonConfig:
         for name, tile in (("forward", self.forward), ("backward", self.backward)):
             if not isinstance(tile, (Tile, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise OptionError(
-                    f"TritonConfig: {name} is {tile!r}; it must be a Tile or None. Try: "
+                    f"TritonConfig: {name} is {shown_value(tile)}; it must be a Tile or None. Try: "
                     f"{name}=Tile(1024)."
                 )
 
