@@ -197,6 +197,6 @@ def check_fields(config: Any) -> None:
         default = 64 if field.default is dataclasses.MISSING else field.default
         if default is not None and type(value) is not type(default):
             raise OptionError(
-                f"{type(config).__name__}: {field.name} is {shown_value(value)}; it must be of type "
-                f"{type(default).__name__}. Try: {field.name}={default!r}."
+                f"{type(config).__name__}: {field.name} is {shown_value(value)}; it must be of "
+                f"type {type(default).__name__}. Try: {field.name}={default!r}."
             )

@@ -44,8 +44,8 @@ class WorkTileInfo:
 def _check_count(advance_count: int) -> None:
     if not is_whole(advance_count):
         raise OptionError(
-            f"scheduling: advance_count is {shown_value(advance_count)}; it must be a whole number of 0 or "
-            "more."
+            f"scheduling: advance_count is {shown_value(advance_count)}; it must be a whole number "
+            "of 0 or more."
         )
 
 
@@ -75,8 +75,8 @@ class StaticPersistentScheduler:
             raise OptionError(f"scheduling: {type(self).__name__} cannot: {'; '.join(reasons)}.")
         if not is_whole(grid, 1):
             raise OptionError(
-                f"scheduling: grid is {shown_value(grid)}; it must be a whole number of 1 or more. Try: "
-                "get_grid_shape(params, sms)."
+                f"scheduling: grid is {shown_value(grid)}; it must be a whole number of 1 or more. "
+                "Try: get_grid_shape(params, sms)."
             )
         if not is_whole(cta) or cta >= grid:
             raise OptionError(
@@ -151,8 +151,8 @@ class StaticPersistentScheduler:
         if not all(index in range(size) for index, size in sizes):
             raise OptionError(
                 f"scheduling: there is no tile m_idx {m_idx}, n_idx {n_idx}, l_idx {l_idx} of "
-                f"chunk {shown_value(chunk)}; the tiles of a chunk are {tiles_m} x {p.tiles_n}, in {p.l} "
-                f"batches, and chunks are in 0 .. {p.chunks - 1}."
+                f"chunk {shown_value(chunk)}; the tiles of a chunk are {tiles_m} x {p.tiles_n}, in "
+                f"{p.l} batches, and chunks are in 0 .. {p.chunks - 1}."
             )
         first = p.first_tiles[p.order.index(chunk)] + l_idx * p.first_tiles[-1]
         if p.raster_order == "along_n":

@@ -192,13 +192,13 @@ def _check_sizes(
     is_block = isinstance(block, (tuple, list)) and len(block) == 3  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_block or not all(is_whole(size, 1) for size in block):
         raise OptionError(
-            f"scheduling: block is {shown_value(block)}; it must be (rows, columns, k-step), each a whole "
-            "number of 1 or more. Try: block=(128, 256, 64)."
+            f"scheduling: block is {shown_value(block)}; it must be (rows, columns, k-step), each "
+            "a whole number of 1 or more. Try: block=(128, 256, 64)."
         )
     if not is_whole(max_swizzle_size, 1):
         raise OptionError(
-            f"scheduling: max_swizzle_size is {shown_value(max_swizzle_size)}; it must be a whole number of 1 "
-            "or more. Try: max_swizzle_size=8."
+            f"scheduling: max_swizzle_size is {shown_value(max_swizzle_size)}; it must be a whole "
+            "number of 1 or more. Try: max_swizzle_size=8."
         )
 
 
@@ -212,8 +212,8 @@ def _read(offsets: Any) -> tuple[int, ...]:
         return tuple(offsets)
     except TypeError:
         raise ShapeError(
-            f"scheduling: chunk_offsets is {shown_value(offsets)}; it must be a sequence: the first row of "
-            "each chunk, then M."
+            f"scheduling: chunk_offsets is {shown_value(offsets)}; it must be a sequence: the "
+            "first row of each chunk, then M."
         ) from None
 
 
@@ -225,8 +225,8 @@ def check_chunks(offsets: Sequence[int], m: int, pivot: int) -> None:
     """
     if not all(map(is_whole, offsets)):
         raise ShapeError(
-            f"scheduling: chunk_offsets is {shown_value(offsets)}; it must be whole numbers of 0 or "
-            "more."
+            f"scheduling: chunk_offsets is {shown_value(offsets)}; it must be whole numbers of 0 "
+            "or more."
         )
     if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != m:
         raise ShapeError(
@@ -241,6 +241,6 @@ def check_chunks(offsets: Sequence[int], m: int, pivot: int) -> None:
             )
     if not is_whole(pivot) or pivot >= len(offsets) - 1:
         raise OptionError(
-            f"scheduling: chunk_pivot is {shown_value(pivot)}; it must be in 0 .. {len(offsets) - 2}, the "
-            "number of a chunk."
+            f"scheduling: chunk_pivot is {shown_value(pivot)}; it must be in 0 .. {len(offsets) - "
+            "2}, the number of a chunk."
         )
