@@ -241,6 +241,6 @@ def check_chunks(offsets: Sequence[int], m: int, pivot: int) -> None:
             )
     if not is_whole(pivot) or pivot >= len(offsets) - 1:
         raise OptionError(
-            f"scheduling: chunk_pivot is {shown_value(pivot)}; it must be in 0 .. {len(offsets) - "
-            "2}, the number of a chunk."
+            f"scheduling: chunk_pivot is {shown_value(pivot)}; it must be in 0 .. "
+            f"{len(offsets) - 2}, the number of a chunk."
         )
