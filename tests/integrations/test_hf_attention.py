@@ -200,6 +200,21 @@ def test_packed_sequences_do_not_see_each_other():
 
 
 @pytest.mark.usefixtures("registered")
+def test_packed_sequences_that_no_mask_keeps_apart_are_refused():
+    ids, _ = batch([10], "right")
+    starts = torch.tensor([0, 4, 7, 10], dtype=torch.int32)
+    packing = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts}
+    model = build("llama", "tileloom")
+    with pytest.raises(UnsupportedError, match=r"cu_seq_lens_q is of 3 sequences, and the mask is"):
+        hidden(model, input_ids=ids, use_cache=False, **packing)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]])
+    inputs = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    assert torch.equal(hidden(model, **inputs, **packing), hidden(model, **inputs))
+    whole = {"cu_seq_lens_q": starts[::3], "cu_seq_lens_k": starts[::3]}
+    assert torch.equal(hidden(model, input_ids=ids, **whole), hidden(model, input_ids=ids))
+
+
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_a_mask_that_the_caller_made_is_used_as_it_is(dtype):
     ids, _ = batch([8, 8], "right")
@@ -407,6 +422,8 @@ def test_a_function_registered_over_ours_stays():
         ({"name": ""}, "name is ''"),
         ({"name": "org/kernel"}, "name is 'org/kernel'.*without '/'"),
         ({"padding": "left"}, "padding is 'left'; it must be one of auto, right, unknown"),
+        ({"ignore": 3}, r"ignore is 3; it must be names.*Try: ignore=\('my_argument',\)"),
+        ({"ignore": (torch.ones(1),)}, r"ignore is \(.*; it must be names of keyword"),
         ({"ignore": "softcap"}, r"ignore is the text 'softcap'.*Try: ignore=\('softcap',\)"),
     ],
 )

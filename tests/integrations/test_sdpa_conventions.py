@@ -290,6 +290,16 @@ _FAULTS = [
         "max_seqlen_q is missing",
     ),
     (
+        _keep,
+        {
+            "cu_seqlens_q": _starts(0, 5),
+            "cu_seqlens_k": _starts(0, 6),
+            "max_seqlen_q": 5,
+            "seqlen_k": torch.tensor([3, 3], dtype=torch.int32),
+        },
+        "seqlen_k is not an int32 tensor on query's device with an entry for each sequence",
+    ),
+    (
         lambda tensors: [t.expand(2, -1, -1, -1) for t in tensors],
         {"cu_seqlens_q": _starts(0, 5), "cu_seqlens_k": _starts(0, 6), "max_seqlen_q": 5},
         "packed sequences in a batch of 2, not 1",

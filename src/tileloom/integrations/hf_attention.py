@@ -18,7 +18,13 @@ from typing import Any, get_args
 
 import torch
 
-from tileloom.errors import OptionError, TileloomError, UnsupportedError, shown_value
+from tileloom.errors import (
+    OptionError,
+    TileloomError,
+    UnsupportedError,
+    known_keywords,
+    shown_value,
+)
 from tileloom.integrations.hf_masks import LazyMask, Padding, make_mask
 from tileloom.ops.attention import masks
 from tileloom.ops.attention.api import attention
@@ -120,6 +126,7 @@ class Registration:
         return f"Registration({self.name!r}, {'held' if self._held else 'removed'})"
 
 
+@known_keywords
 def register(
     name: str = "tileloom", *, padding: Padding = "auto", ignore: Iterable[str] = ()
 ) -> Registration:
@@ -156,14 +163,20 @@ def register(
     if padding not in get_args(Padding):
         raise OptionError(
             f"register: padding is {shown_value(padding)}; it must be one of "
-            f"{', '.join(get_args(Padding))}."
+            f"{', '.join(get_args(Padding))}. Try: padding='auto'."
         )
     if isinstance(ignore, str):
         raise OptionError(
             f"register: ignore is the text {ignore!r}; it must be names of keyword arguments. "
             f"Try: ignore=({ignore!r},)."
         )
-    options = (padding, frozenset(ignore))
+    names = tuple(ignore) if isinstance(ignore, Iterable) else (ignore,)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not all(isinstance(one, str) for one in names):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(
+            f"register: ignore is {shown_value(ignore)}; it must be names of keyword arguments. "
+            "Try: ignore=('my_argument',)."
+        )
+    options = (padding, frozenset(names))
     attention_map, mask_map = interfaces()
     with _lock:
         entry = _entries.get(name)
@@ -252,6 +265,7 @@ def attention_forward(
     """
     who = type(module).__name__
     _refuse(who, kwargs, ignore)
+    _refuse_packing(who, query.shape[0], attention_mask, kwargs, ignore)
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     mask, bias = _mask_and_bias(who, attention_mask)
@@ -284,6 +298,29 @@ def _refuse(who: str, kwargs: dict[str, Any], ignore: frozenset[str]) -> None:
             f"{who}: the keyword argument {name} ({given}) is not known; if it changes the scores, "
             f"ignoring it would be wrong. Try: register(ignore=({name!r},)) if it does not."
         )
+
+
+def _refuse_packing(
+    who: str,
+    batch: int,
+    attention_mask: torch.Tensor | None,
+    kwargs: dict[str, Any],
+    ignore: frozenset[str],
+) -> None:
+    """Refuse FlashAttention's packed sequences where no mask keeps them apart.
+
+    transformers makes a mask of them where positions say so and there is no cache; such a mask is
+    a plain tensor.
+    """
+    starts = kwargs.get("cu_seq_lens_q")
+    is_shown = attention_mask is not None and not isinstance(attention_mask, LazyMask)
+    if starts is None or is_shown or "cu_seq_lens_q" in ignore or starts.shape[0] <= batch + 1:
+        return
+    raise UnsupportedError(
+        f"{who}: cu_seq_lens_q is of {starts.shape[0] - 1} sequences, and the mask is of {batch}, "
+        "which would let them see each other. Try: position_ids that begin anew with each sequence "
+        "and use_cache=False, of which transformers makes the mask."
+    )
 
 
 def _mask_and_bias(

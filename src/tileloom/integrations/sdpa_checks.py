@@ -111,6 +111,13 @@ def _malformed_packing(call: Call) -> str | None:
             return f"{name} is not on query's device"
     if starts_q.shape != starts_k.shape or not starts_q.shape[0]:
         return "cu_seqlens_q and cu_seqlens_k differ in their sizes, or are empty"
+    lengths = call.seqlen_k
+    if lengths is not None and (
+        lengths.dtype != torch.int32
+        or tuple(lengths.shape) != (starts_k.shape[0] - 1,)
+        or lengths.device != call.query.device
+    ):
+        return "seqlen_k is not an int32 tensor on query's device with an entry for each sequence"
     if call.query.shape[0] != 1:
         return f"packed sequences in a batch of {call.query.shape[0]}, not 1"
     if call.max_seqlen_q is None:

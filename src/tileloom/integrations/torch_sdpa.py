@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tileloom import knobs, log
-from tileloom.errors import OptionError, UnsupportedError, shown_value
+from tileloom.errors import OptionError, UnsupportedError, known_keywords, shown_value
 from tileloom.integrations.sdpa_checks import Refused
 from tileloom.integrations.torch_sdpa_kernels import KERNELS
 
@@ -157,6 +157,7 @@ class Registration:
         return f"Registration({'held' if held else 'removed'})"
 
 
+@known_keywords
 def register(*, float32: bool = False) -> Registration:
     """Put tileloom's attention in the place of PyTorch's memory-efficient attention.
 
