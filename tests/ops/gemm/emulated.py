@@ -25,6 +25,7 @@ from tileloom.ops.gemm.config import (
     GluonSm90Config,
     TritonConfig,
 )
+from tileloom.testing import poisoned_memory
 
 SCHEDULES = (("late", 0), ("eager", 0), ("random", 0), ("random", 1))
 SMS = 2
@@ -45,7 +46,7 @@ FORMS = {
 def run_hopper(case: MatmulCase, config: GluonSm90Config):
     """One product by the Hopper kernel; raises for a wrong value."""
     a, b, options = case.inputs()
-    with record_choices() as choices:
+    with record_choices() as choices, poisoned_memory():
         out = matmul(a, b, config=config, **options)
     assert [choice.backend for choice in choices] == ["gluon_sm90"]
     check(out, a, b, options)
@@ -54,7 +55,8 @@ def run_hopper(case: MatmulCase, config: GluonSm90Config):
 def run_portable(case: MatmulCase, config: TritonConfig):
     """One product by the portable kernel."""
     a, b, options = case.inputs()
-    out = matmul(a, b, config=config, **options)
+    with poisoned_memory():
+        out = matmul(a, b, config=config, **options)
     check(out, a, b, options)
 
 
@@ -92,6 +94,20 @@ def run_arrived(offsets, options, config):
         a, b, flags.view(torch.uint32), chunk_offsets=offsets, epoch=7, config=config, **given
     )
     check(out, a, b, given)
+
+
+def run_several_bs(run, config):
+    """Two products of one a, whose chunks come while the first of them waits."""
+    a, b, _ = MatmulCase(200, 136, 200).inputs()
+    bs = [b, MatmulCase(200, 72, 200).inputs(seed=1)[1]]
+    here, flags = torch.full_like(a, float("nan")), torch.full((2,), 6, dtype=torch.int32)
+    for chunk, rows in ((1, slice(70, 200)), (0, slice(0, 70))):
+        run.host_write(here[rows], a[rows])
+        run.host_write(flags[chunk : chunk + 1], 7)
+    given = dict(chunk_offsets=(0, 70, 200), epoch=7, activation="relu", config=config)
+    outs = async_input_matmul(here, bs, flags.view(torch.uint32), **given)
+    for out, one in zip(outs, bs, strict=True):
+        check(out, a, one, {"activation": "relu"})
 
 
 def run_late(config):

@@ -106,6 +106,12 @@ def test_chunks_with_an_epilogue():
     assert _reports(run) == []
 
 
+def test_several_bs_of_one_a_that_is_arriving():
+    with emulator.run(sms=SMS, collect=True) as run:
+        emulated.run_several_bs(run, small(128, 128))
+    assert _reports(run) == []
+
+
 def test_async_equals_the_plain_product_bit_for_bit():
     a, b, _ = MatmulCase(300, 136, 200).inputs()
     flags = torch.ones(4, dtype=torch.int32).view(torch.uint32)
