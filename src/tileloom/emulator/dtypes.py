@@ -136,6 +136,14 @@ def truncate_tf32(x: np.ndarray) -> np.ndarray:
     return (bits & np.uint32(0xFFFFE000)).view(np.float32)
 
 
+def towards_zero_f16(x: Any) -> np.ndarray:
+    """Round towards zero to fp16: what is larger than its largest number becomes that."""
+    values = np.asarray(x)
+    near = values.astype(np.float16)
+    over = np.abs(near.astype(values.dtype)) > np.abs(values)
+    return np.where(over, np.nextafter(near, np.float16(0)), near)
+
+
 _BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64, "ptr": 64}
 
 

@@ -36,7 +36,9 @@ def join(into: Clock, other: Clock) -> None:
 class Record:
     """One access that later ones are checked against."""
 
-    __slots__ = ("atomic", "epoch", "key", "kind", "loc", "partition", "proxy", "rank", "write")
+    __slots__ = (
+        "ahead", "atomic", "epoch", "key", "kind", "loc", "partition", "proxy", "rank", "write",
+    )  # fmt: skip
 
     def __init__(
         self, partition: Partition, kind: str, proxy: str, write: bool, loc: Loc,
@@ -51,6 +53,7 @@ class Record:
         self.epoch = epoch
         self.atomic = atomic
         self.rank = partition.rank
+        self.ahead = ""  # the kernel's name, once a launch behind it begins early
 
     def known_to(self, clock: Clock) -> bool:
         """Whether a clock has reached this access."""
@@ -59,7 +62,9 @@ class Record:
     def side(self) -> Access:
         """Return the access as a report shows it."""
         what = f"{self.kind} {'write' if self.write else 'read'}"
-        return Access(self.loc, what, self.partition.title, self.partition.cta.program)
+        return Access(
+            self.loc, what, self.partition.title, self.partition.cta.program, self.ahead
+        )
 
 
 _HINTS = {
@@ -79,6 +84,10 @@ _GLOBAL_HINT = (
     "order them: a release (atomic or st.release) after the first access, and an acquire that "
     "reads "
     "it before this one"
+)
+_EARLY_HINT = (
+    "a launch with launch_pdl begins while those ahead of it on the stream still run: gdc_wait() "
+    "must come first, in the kernels between the two as well"
 )
 _ALONE_HINT = (
     "one thread released, and it does not speak for the stores of the others: let them meet "
@@ -372,7 +381,9 @@ class GlobalChecker:
             hint = _GLOBAL_HINT
             if (old.key, partition.clock.get(old.key, 0)) in old.partition.spoke_alone:
                 hint = _ALONE_HINT
-            if old.kind in ("TMA store", "TMA reduce") and old.partition is partition:
+            if old.ahead:
+                hint = _EARLY_HINT
+            elif old.kind in ("TMA store", "TMA reduce") and old.partition is partition:
                 hint = (
                     "tma.store_wait() only waits until shared memory was read; the store to "
                     "global memory needs cp.async.bulk.wait_group, or the end of the kernel"

@@ -34,6 +34,9 @@ _COMMON = {
     "tt.self_latency",
 }  # fmt: skip
 
+# What `tl.multiple_of` and its like say of a loop's own value.
+_HINT_OF_ARG = re.compile(r"tt\.(divisibility|contiguity|constancy)_arg\d+$")
+
 
 class _Entry:
     __slots__ = ("attrs", "kind", "lower", "words")
@@ -152,7 +155,7 @@ class Program:
             for region in op.regions:
                 self.build_blocks(region)
         else:
-            extra = sorted(set(op.attrs) - entry.attrs)
+            extra = sorted(a for a in set(op.attrs) - entry.attrs if not _HINT_OF_ARG.match(a))
             words = [w for w in op.words if not entry.words.fullmatch(w)]
             if extra:
                 problem = f"operation '{op.name}' has an attribute '{extra[0]}' that is not known"

@@ -118,7 +118,9 @@ def _float_cast(op: Op, program: Program) -> Run:
         def convert(x: Any) -> Any:
             bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
             return (bits & np.uint32(0xFFFF0000)).view(np.float32)
-    elif mode == "rtz" and target != "f32":
+    elif mode == "rtz" and target == "f16":
+        convert = dtypes.towards_zero_f16
+    elif mode == "rtz" and target not in ("f32", "f64"):
         raise UnsupportedKernelError(f"rounding towards zero to {target} is not supported", op.loc)
     else:
 

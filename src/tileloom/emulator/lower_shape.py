@@ -384,9 +384,20 @@ def _assert(op: Op, program: Program) -> Run:
 def _print(op: Op, program: Program) -> Run:
     text = op.strings[0] if op.strings else ""
     operands = op.operands
+    if op.attrs.get("hex") == "true":
+        elems = [t.elem for t in op.operand_types()]
+        print_hex = {"formatter": {"all": lambda bits: f"0x{bits:0{2 * bits.itemsize}x}"}}
+
+        def shown(f: Frame) -> list[str]:
+            bits = [dtypes.to_bits(f[s], e) for s, e in zip(operands, elems)]
+            return [np.array2string(b if b.size > 1 else b.reshape(()), **print_hex) for b in bits]
+    else:
+
+        def shown(f: Frame) -> list[str]:
+            return [str(f[s]) for s in operands]
 
     def run(f: Frame) -> None:
-        values = "".join(f" {f[s]}" for s in operands)
+        values = "".join(f" {value}" for value in shown(f))
         print(f"program {f[0].cta.program}{text}{values}")
 
     return run

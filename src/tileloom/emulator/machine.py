@@ -24,6 +24,7 @@ from tileloom.emulator.report import Access, Reporter, quote_with_callers
 if TYPE_CHECKING:
     from tileloom.emulator.lower import Program
     from tileloom.emulator.memory import View
+    from tileloom.emulator.stream import Ahead
     from tileloom.emulator.timeline import Timeline
 
 SCHEDULES = ("late", "eager", "random")
@@ -74,8 +75,8 @@ class Partition:
         self.left: tuple[Clock, Clock] = ({}, {})
         self.warps = warps
         self.key = launch.new_key()
-        self.clock: Clock = dict(parent.clock) if parent else {}
-        self.fence: Clock = dict(parent.fence) if parent else {}
+        self.clock: Clock = dict(parent.clock if parent else launch.settled)
+        self.fence: Clock = dict(parent.fence if parent else launch.settled)
         self.clock[self.key] = 0
         self.wgmma = Queue(launch.new_key())
         self.copies = Queue(launch.new_key())
@@ -284,6 +285,9 @@ class Launch:
         self.landing: list[Cta] = []  # ended, with writes in flight
         self.uses: dict[tuple[str, Loc], BarrierUse] = {}
         self.waits: set[int] = set()
+        self.ahead: Ahead | None = None
+        self.settled: Clock = {}
+        self.lets_dependents_start = False
 
     def new_key(self) -> int:
         """Return a clock key that nobody has."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tileloom.emulator import dtypes, global_access, global_edges, ptx_mbarrier
+from tileloom.emulator import dtypes, global_access, global_edges, ptx_mbarrier, stream
 from tileloom.emulator.barriers import NamedBarrier
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.lower_async import wait_stores
@@ -67,7 +67,10 @@ def unknown_form(name: str) -> str | None:
         if not re.fullmatch(r"[busf](8|16|32|64)|bf16|f16", parts[-1] if parts else ""):
             strange = parts[-1] if parts else name
         return strange and f"'.{strange}' is not known"
-    elif kind not in ("nanosleep", "elect", "prefetch", "griddepcontrol", "trap"):
+    elif kind == "griddepcontrol":
+        if parts not in (["wait"], ["launch_dependents"]):
+            return "of griddepcontrol only wait and launch_dependents are known"
+    elif kind not in ("nanosleep", "elect", "prefetch", "trap"):
         return f"'{kind}' is not known"
     return None
 
@@ -105,8 +108,8 @@ def play(lanes: Lanes, i: Instruction) -> Steps:
         target = i.operands[0].partition("|")[2] or i.operands[0]
         lane = np.arange(lanes.count) % 32
         lanes.write(target.strip(), lane == 0)
-    elif name in ("prefetch", "griddepcontrol"):
-        return
+    elif name == "griddepcontrol":
+        (stream.wait if i.parts[1] == "wait" else stream.launch_dependents)(lanes.partition)
     elif name == "trap":
         lanes.partition.report("assert", "the kernel traps", lanes.loc, "trap")
 

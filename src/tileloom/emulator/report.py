@@ -142,18 +142,23 @@ def annotation(level: str, title: str, text: str, path: str = "", line: int = 0)
 
 @dataclass(frozen=True)
 class Access:
-    """One side of a conflict: where it stands and who did it; `program` is empty for no one."""
+    """One side of a conflict: where it stands and who did it; `program` is empty for no one.
+
+    `ahead` is the name of a kernel that was launched before.
+    """
 
     loc: Loc
     what: str
     partition: str
     program: tuple[int, ...]
+    ahead: str = ""
 
     def text(self) -> str:
         """Return the access as the lines of a report show it."""
         who = f"({self.what})"
         if self.program:
-            who = f"({self.what} by partition '{self.partition}', program {self.program})"
+            behind = f" of the kernel '{self.ahead}' launched before" if self.ahead else ""
+            who = f"({self.what} by partition '{self.partition}', program {self.program}{behind})"
         lines = [f"{quote(self.loc)}   {who}"]
         lines += [f"         called from {caller}" for caller in callers_of(self.loc)]
         return "\n".join(lines)

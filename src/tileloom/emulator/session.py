@@ -22,6 +22,7 @@ from tileloom.emulator.lower import Program
 from tileloom.emulator.machine import SCHEDULES, HostEvent, Launch, Options, StepsExceeded
 from tileloom.emulator.memory import Storage
 from tileloom.emulator.report import KINDS, LaunchError, Report, Reporter
+from tileloom.emulator.stream import Stream
 from tileloom.emulator.timeline import Timeline
 from tileloom.errors import known_keywords
 
@@ -59,6 +60,7 @@ class Run:
     record: bool = False
     _timeline: Timeline | None = None
     _events: list[HostEvent] = field(default_factory=list)
+    _stream: Stream = field(default_factory=Stream)
 
     @property
     def reports(self) -> list[Report]:
@@ -117,14 +119,16 @@ class Run:
         self._timeline.write(path)
 
     def launch(
-        self, program: Program, args: list[Any], grid: tuple[int, int, int], storages: list[Storage]
-    ) -> None:
+        self, program: Program, args: list[Any], grid: tuple[int, int, int],
+        storages: list[Storage], *, pdl: bool = False,
+    ) -> None:  # fmt: skip
         """Play one launch; called by the captured driver."""
         self.reporter.kernel = program.name
         events, self._events = self._events, []
         launch = Launch(
             program, args, grid, self.reporter, self.options, storages, events, self._timeline
         )
+        self._stream.begin(launch, pdl=pdl)
         look_at_costs(program, self.options.costs, self.reporter)
         launch.shared.fences = program.is_gluon or program.level == "machine"
         if self._timeline is not None:
