@@ -11,7 +11,9 @@ from tileloom.emulator.cluster import Spread
 from tileloom.emulator.global_edges import RELEASES, acquire, forget, release, store_key
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
-from tileloom.emulator.memory import SPACING, Storage
+from tileloom.emulator.memory import FIRST, Storage
+from tileloom.emulator.pointers import place, split_by_tensor
+from tileloom.emulator.report import UnsupportedKernelError
 
 
 def locate(
@@ -39,36 +41,66 @@ def locate(
     used = addresses if mask is None else addresses[mask]
     if used.size == 0:
         return None, None
-    storages = partition.cta.launch.storages
+    launch = partition.cta.launch
     low, high = int(used.min()), int(used.max()) + size
-    index = (low >> SPACING) - 1
-    if 0 <= index < len(storages):
-        storage = storages[index]
-        if low >= storage.base and high <= storage.base + storage.nbytes:
-            if (low - storage.base) % size:
+    found = place(launch, low)
+    if found is not None:
+        storage, base = found
+        if high <= base + storage.nbytes:
+            if (low - base) % size:
                 partition.report(
                     "out-of-bounds", f"{what} at an address of '{storage.name}' that is not a "
                     f"multiple of {size} bytes", loc, what,
                 )  # fmt: skip
-            return storage, (addresses - storage.base) // size
-    _report_outside(partition, used, size, what, loc)
+            return storage, (addresses - base) // size
+    parts = split_by_tensor(launch, addresses, mask, size)
+    if len(parts) > 1:
+        raise SeveralTensorsError(parts, what, loc)
+    _report_outside(partition, used, size, what, loc, found)
     return None, None
 
 
-def _report_outside(partition: Partition, used: np.ndarray, size: int, what: str, loc: Loc) -> None:
+_DANGLING = "keep the tensors whose data_ptr() stands in a table alive until the launch"
+
+
+class SeveralTensorsError(UnsupportedKernelError):
+    """The lanes of one access lie in several tensors; `parts` are masks of each one's."""
+
+    def __init__(self, parts: list[np.ndarray], what: str, loc: Loc) -> None:
+        super().__init__(
+            f"the lanes of one {what} lie in several tensors, which is played for plain loads and "
+            "stores. Try: one access for each tensor",
+            loc,
+        )
+        self.parts = parts
+
+
+def _report_outside(
+    partition: Partition, used: np.ndarray, size: int, what: str, loc: Loc,
+    found: tuple[Storage, int] | None,
+) -> None:  # fmt: skip
     storages = partition.cta.launch.storages
     flat = used.reshape(-1)
+    low, high = int(flat.min()), int(flat.max()) + size
+    if low < FIRST and found is None:
+        there, hint = f"{low:#x}, where no live CPU tensor is", _DANGLING
+        if low == 0:
+            there, hint = "a null pointer", "pass a tensor, or mask the access"
+        partition.report("out-of-bounds", f"{what} at {there}", loc, what, hint=hint)
+        return
     if not storages:
         partition.report("out-of-bounds", f"{what}: the kernel has no tensor argument", loc, what)
         return
-    low, high = int(flat.min()), int(flat.max()) + size
 
     def distance(s: Storage) -> int:
         return min(abs(low - s.base), abs(high - s.base - s.nbytes), abs(low - s.base - s.nbytes))
 
-    near = min(storages, key=distance)
-    bad = (flat < near.base) | (flat + size > near.base + near.nbytes)
-    first = (int(flat[int(np.argmax(bad))]) - near.base) // size
+    near, base = found or (None, 0)
+    if near is None or base == near.base:
+        near = min(storages, key=distance)
+        base = near.base
+    bad = (flat < base) | (flat + size > base + near.nbytes)
+    first = (int(flat[int(np.argmax(bad))]) - base) // size
     total = near.nbytes // size
     partition.report(
         "out-of-bounds",
@@ -102,8 +134,14 @@ def read(
     """
     where = np.asarray(addresses)
     size = dtypes.size_of(elem)
-    storage, index = locate(partition, where, mask, size, what, loc)
     number = dtypes.numpy_type(elem)
+    try:
+        storage, index = locate(partition, where, mask, size, what, loc)
+    except SeveralTensorsError as split:
+        out = np.broadcast_to(np.asarray(0 if other is None else other, number), where.shape)
+        for part in split.parts:
+            out = read(partition, where, part, out, elem, loc, what, atomic, spread)
+        return out
     if storage is None:
         return np.broadcast_to(np.asarray(0 if other is None else other, number), where.shape)
     words = storage.words(size)
@@ -132,7 +170,12 @@ def write(
     """
     where = np.asarray(addresses)
     size = dtypes.size_of(elem)
-    storage, index = locate(partition, where, mask, size, what, loc)
+    try:
+        storage, index = locate(partition, where, mask, size, what, loc)
+    except SeveralTensorsError as split:
+        for part in split.parts:
+            write(partition, where, values, part, elem, loc, what, atomic, spread, releases)
+        return
     if storage is None:
         return
     bits = dtypes.to_bits(np.broadcast_to(np.asarray(values), where.shape), elem).reshape(

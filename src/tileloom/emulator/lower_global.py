@@ -14,7 +14,8 @@ from tileloom.emulator.happens_before import Record
 from tileloom.emulator.ir import Loc, Op, parse_type
 from tileloom.emulator.lower import STEP, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition, Wait
-from tileloom.emulator.memory import SPACING, Desc, Scratch
+from tileloom.emulator.memory import Desc, Scratch
+from tileloom.emulator.pointers import base_of
 from tileloom.emulator.report import LaunchError, UnsupportedKernelError
 
 _POINTEE = re.compile(r"!tt\.ptr<([^<>,]+)")
@@ -256,7 +257,7 @@ def tma_read(
     _check_box(partition, desc, at, loc, what)
     inside = desc.window(at)[0] if part is None else desc.part(at, part)
     return partition.cta.launch.memory.access(
-        desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,
+        desc.storage, lambda shadow: desc.shadow_of(shadow, inside), partition, what, loc,
         write=False, proxy=proxy, key=key,
     )  # fmt: skip
 
@@ -277,7 +278,7 @@ def tma_write(
     inside = desc.window(at)[0] if part is None else desc.part(at, part)
     extra: dict[str, Any] = {} if key is None else {"key": key, "epoch": epoch}
     partition.cta.launch.memory.access(
-        desc.storage, lambda shadow: desc.shadow_of(shadow)[inside], partition, what, loc,
+        desc.storage, lambda shadow: desc.shadow_of(shadow, inside), partition, what, loc,
         write=True, proxy=proxy, atomic=atomic, **extra,
     )  # fmt: skip
 
@@ -317,13 +318,13 @@ def _make_descriptor(op: Op, program: Program) -> Run:
 
     def run(f: Frame) -> None:
         address = f[base]
-        storage = f[0].cta.launch.storages[(address >> SPACING) - 1]
+        storage, first = base_of(f[0], address, op.loc)
         desc = Desc(
-            storage, (address - storage.base) // dtypes.size_of(ty.elem),
+            storage, (address - first) // dtypes.size_of(ty.elem),
             [int(f[s]) for s in sizes], [int(f[s]) for s in strides], ty.shape, ty.elem, nan,
             storage.name,
         )  # fmt: skip
-        check_descriptor(desc, address - storage.base, storage.name)
+        check_descriptor(desc, address - first, storage.name)
         f[d] = desc
 
     return run
@@ -439,13 +440,13 @@ def _tensormap_create(op: Op, program: Program) -> Run:
     def run(f: Frame) -> None:
         address = f[base]
         size = dtypes.size_of(elem)
-        storage = f[0].cta.launch.storages[(address >> SPACING) - 1]
+        storage, first = base_of(f[0], address, op.loc)
         shape = [int(f[s]) for s in size_slots][::-1]
         steps = [*[int(f[s]) // size for s in stride_slots][::-1], 1]
         desc = Desc(
-            storage, (address - storage.base) // size, shape, steps, (), elem, nan, storage.name
+            storage, (address - first) // size, shape, steps, (), elem, nan, storage.name
         )
-        check_descriptor(desc, address - storage.base, storage.name)
+        check_descriptor(desc, address - first, storage.name)
         f[scratch].desc = desc
 
     return run

@@ -1,7 +1,8 @@
 """Global and shared memory as the emulator holds it.
 
-Global tensors live in a virtual 64-bit space, one tensor storage every 2^40 bytes, so that a
-pointer is a plain integer and an address that left its tensor still names it. Shared buffers are
+Global tensors live in a virtual 64-bit space above all real addresses, one tensor storage every
+2^40 bytes, so that a pointer is a plain integer and an address that left its tensor still names it.
+Shared buffers are
 logical arrays with a mask of what was written; physical offsets matter only at level ``machine``.
 """
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tileloom.emulator.barriers import Barrier
     from tileloom.emulator.happens_before import GlobalShadow, Record
 
+FIRST = 1 << 48
 SPACING = 40
 
 
@@ -29,6 +31,7 @@ class Storage:
     Attributes:
         name: The kernel argument that named it.
         base: Its first virtual address.
+        address: Its first real address; 0 if it has no memory.
         nbytes: Its size.
         elem_size: Size of the elements of the tensor that named it: the grain of race detection.
     """
@@ -36,7 +39,7 @@ class Storage:
     def __init__(self, index: int, name: str, data: np.ndarray, elem_size: int) -> None:
         self.index = index
         self.name = name
-        self.base = (index + 1) << SPACING
+        self.base = FIRST + (index << SPACING)
         self.nbytes = data.size
         self.elem_size = elem_size
         self.address = 0
@@ -86,11 +89,25 @@ class Desc:
             )
         return self._view
 
-    def shadow_of(self, shadow: np.ndarray) -> np.ndarray:
-        """Return the part of a per-element shadow array that lies under this descriptor."""
-        return np.lib.stride_tricks.as_strided(
-            shadow[self.offset :], tuple(self.shape), tuple(s * 4 for s in self.strides)
-        )
+    def shadow_of(self, shadow: np.ndarray, inside: tuple[slice, ...]) -> Any:
+        """Return the part of a shadow array under some slices: a view, or an array and indices.
+
+        There is a word of it for each element of the tensor that named the storage, whose size may
+        be another one.
+        """
+        grain, size = self.storage.elem_size, dtypes.size_of(self.elem)
+        if size == grain:
+            return np.lib.stride_tricks.as_strided(
+                shadow[self.offset :], tuple(self.shape), tuple(s * 4 for s in self.strides)
+            )[inside]
+        index: Any = self.offset
+        for axis, (piece, step) in enumerate(zip(inside, self.strides)):
+            along = np.arange(piece.start, piece.stop) * step
+            index = index + along.reshape((-1,) + (1,) * (len(inside) - 1 - axis))
+        first = index * size // grain
+        if size > grain:
+            first = first[..., None] + np.arange(size // grain)
+        return shadow, first
 
     def part(self, at: list[int], part: tuple[slice, ...]) -> tuple[slice, ...]:
         """Return the slices of the tensor that a part of a box at some coordinates covers."""
