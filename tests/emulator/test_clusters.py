@@ -187,4 +187,4 @@ if dialect.VERSION >= (3, 9):
         with emulator.run(collect=True) as run:
             one_arrives_for_all[(1,)](torch.zeros(512), 0, 256, num_ctas=2)
         assert run.errors[-1].kind == "deadlock"
-        assert "-256 bytes outstanding" in run.errors[-1].text()
+        assert "256 bytes more than expected" in run.errors[-1].text()

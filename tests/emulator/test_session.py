@@ -297,7 +297,8 @@ def test_text_of_a_deadlock(tmp_path):
         "1) ^ 1)  -- parity 0 of mbarrier free[0]: current phase 0 (parity 0), 0 of 1 arrivals, 0 "
         "bytes "
         "outstanding",
-        "    hint an arrive, an expect of the right bytes, or a phase is missing or wrong",
+        "    hint mbarrier ready[0] lacks 1 of the 1 arrivals of a phase; mbarrier free[0] lacks 1 "
+        "of the 1 arrivals of a phase (of a fresh mbarrier, a wait for parity 1 passes)",
         "    seen kernel shared_exchange, schedule='late', seed=0, level='ttgir'",
     ]
 

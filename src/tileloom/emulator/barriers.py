@@ -128,10 +128,30 @@ class Barrier:
 
     def state(self) -> str:
         """Return the barrier's state as deadlock reports show it."""
+        rest = f"{self.tx} bytes outstanding"
+        if self.tx < 0:
+            rest = f"{-self.tx} bytes more than expected"
         return (
             f"mbarrier {self.name}: current phase {self.phase} (parity {self.phase & 1}), "
-            f"{self.count - self.pending} of {self.count} arrivals, {self.tx} bytes outstanding"
+            f"{self.count - self.pending} of {self.count} arrivals, {rest}"
         )
+
+    def lack(self) -> str:
+        """Return what its phase lacks, as the hint of a deadlock."""
+        if self.pending == 0 and self.tx > 0:
+            return (
+                f"mbarrier {self.name} expects {self.tx} bytes that no copy brings: mbarrier.expect"
+                " takes the bytes of the copies that signal it, and a masked one brings none"
+            )
+        if self.tx < 0:
+            return (
+                f"the copies bring {-self.tx} bytes more to mbarrier {self.name} than "
+                "mbarrier.expect says: before them, once for all of a phase"
+            )
+        hint = f"mbarrier {self.name} lacks {self.pending} of the {self.count} arrivals of a phase"
+        if self.phase == 0 and self.pending == self.count:
+            hint += " (of a fresh mbarrier, a wait for parity 1 passes)"
+        return hint
 
 
 class NamedBarrier:
@@ -226,3 +246,10 @@ class NamedBarrier:
     def state(self) -> str:
         """Return the barrier's state as deadlock reports show it."""
         return f"named barrier {self.ident}: {self.arrived} of {self.expected} threads have arrived"
+
+    def lack(self) -> str:
+        """Return what it lacks, as the hint of a deadlock."""
+        return (
+            f"named barrier {self.ident} lacks {self.expected - self.arrived} of {self.expected} "
+            "threads: those that come must name this number and this count"
+        )

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-
 from triton import knobs as triton_knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase

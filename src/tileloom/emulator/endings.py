@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tileloom.emulator.ir import Loc
-from tileloom.emulator.report import Access, Report
+from tileloom.emulator.report import Access, Report, quote_with_callers
 
 if TYPE_CHECKING:
     from tileloom.emulator.barriers import Barrier
@@ -147,3 +147,33 @@ def never_reused(uses: Iterable[RingUse]) -> list[Report]:
         )
         for use in most.values() if use.phases < 2
     ]  # fmt: skip
+
+
+def report_deadlock(launch: Launch, blocked: list[Partition]) -> None:
+    """Report that no partition can go on: where each waits, and what is missing.
+
+    Args:
+        launch: The launch.
+        blocked: Its partitions that have not ended, all of which wait.
+    """
+    lines: list[str] = []
+    missing: list[str] = []
+    waits = [(p, p.wait) for p in blocked if p.wait is not None]
+    for p, wait in waits[:12]:
+        who = f"partition '{p.name}'"
+        if len(launch.active) > 1:
+            who += f" of program {p.cta.program}"
+        lines.append(f"{who} waits: {quote_with_callers(wait.loc)}  -- {wait.text()}")
+        lack = wait.lack() if wait.lack is not None else ""
+        if lack and lack not in missing:
+            missing.append(lack)
+    if len(waits) > 12:
+        lines.append(f"... and {len(waits) - 12} more partitions")
+    message = "every partition is blocked and no asynchronous operation is in flight"
+    if any(wait.poll is not None for _, wait in waits):
+        message = "every partition waits or spins, and nothing can change what it waits for"
+    first, wait = waits[0]
+    launch.reporter.add(
+        "deadlock", message, Access(wait.loc, "wait", first.name, first.cta.program),
+        details=tuple(lines), hint="; ".join(missing[:4]),
+    )  # fmt: skip

@@ -62,9 +62,7 @@ class Record:
     def side(self) -> Access:
         """Return the access as a report shows it."""
         what = f"{self.kind} {'write' if self.write else 'read'}"
-        return Access(
-            self.loc, what, self.partition.title, self.partition.cta.program, self.ahead
-        )
+        return Access(self.loc, what, self.partition.title, self.partition.cta.program, self.ahead)
 
 
 _HINTS = {

@@ -27,8 +27,8 @@ Lowering = Callable[["Op", "Program"], Run]
 # Attributes that carry no meaning for execution, or that a lowering reads by itself.
 _COMMON = {
     "tt.divisibility", "tt.contiguity", "tt.constancy", "loop.cluster", "loop.stage",
-    "ttg.partition",
-    "ttg.partition.outputs", "ttg.warp_specialize.tag", "async_task_id", "allocation.offset",
+    "ttg.partition", "ttg.partition.outputs", "ttg.ws_generated_barrier",
+    "ttg.warp_specialize.tag", "async_task_id", "allocation.offset",
     "allocation.size", "fastmath", "overflowFlags", "operandSegmentSizes", "resultSegmentSizes",
     "tt.latency",
     "tt.self_latency",
@@ -254,7 +254,10 @@ def poll(partition: Partition, loc: Loc) -> Wait | None:
     launch = partition.cta.launch
     timed, partition.timed = partition.timed, False
     seen = launch.version
-    wait = Wait(lambda: True, lambda: "spins on global memory", loc, None, seen, timed)
+    wait = Wait(
+        lambda: True, lambda: "spins on global memory", loc, None, seen, timed,
+        lambda: "nobody that is left writes what a loop reads again and again",
+    )  # fmt: skip
     wait.ready = lambda: wait.poll != launch.version
     return wait
 
@@ -293,7 +296,10 @@ def _find_block(blocks: list[Block], label: str, current: Block) -> tuple[Block,
 def _foreign(name: str) -> str:
     """Say what an operation is that the emulator does not play."""
     if re.match(r"ttng\.async_tma_(gather|scatter)$|tt\.descriptor_(gather|scatter)$", name):
-        return "is one of Blackwell's: Hopper's TMA neither gathers nor scatters rows"
+        return (
+            "is one of Blackwell's: Hopper's TMA neither gathers nor scatters rows. Try: rows by "
+            "pointers (tl.load, gl.load, async_copy)"
+        )
     if re.match(r"ttng\.(tmem|tc_?gen5|clc|cluster_launch)|ttng\.\w*(tmem|tc_?gen5|scale)", name):
         return (
             "is one of Blackwell's (tensor memory, tcgen05); the emulator plays Hopper and Ampere. "
@@ -301,7 +307,12 @@ def _foreign(name: str) -> str:
         )
     if re.match(r"(ttg\.)?amdg?(gpu)?\.|rocdl\.", name):
         return "is one of AMD's; the emulator plays NVIDIA's Hopper and Ampere"
-    return "is not supported"
+    if name == "tt.dot_scaled":
+        return "is played once the compiler has taken it apart. Try: level='ttgir' or 'machine'"
+    return (
+        "is not supported. Try: another operation; docs/emulator.md lists what is played, and a "
+        "bug report that names this one is welcome"
+    )
 
 
 def _refusal(problem: str, op: Op) -> Run:

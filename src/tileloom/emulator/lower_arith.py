@@ -161,13 +161,13 @@ def _constant(op: Op, program: Program) -> Run:
     return run
 
 
-@lowers(*(f"arith.{name}" for name in _FLOAT), "tt.precise_divf", words=r"")
+@lowers(*(f"arith.{name}" for name in _FLOAT), "tt.precise_divf", "tt.approx_divf", words=r"")
 def _float_binary(op: Op, program: Program) -> Run:
     a, b = op.operands
     (d,) = op.results
     ty = op.type
     elem = ty.elem
-    function = np.divide if op.name == "tt.precise_divf" else _FLOAT[op.name[6:]]
+    function = np.divide if op.name[:3] == "tt." else _FLOAT[op.name[6:]]
     if ty.kind == "tensor" and elem not in ROUNDED:
 
         def run(f: Frame) -> None:

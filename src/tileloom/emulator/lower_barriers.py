@@ -213,14 +213,16 @@ def _wait(op: Op, program: Program) -> Run:
             for one, barrier in found:
                 barrier.acquire(one, loc)
 
+        def late() -> Barrier:
+            return next((b for _, b in found if not b.passed(parity)), found[0][1])
+
         def text() -> str:
-            late = next((b for _, b in found if not b.passed(parity)), found[0][1])
-            return f"parity {parity} of {late.state()}"
+            return f"parity {parity} of {late().state()}"
 
         if ready():
             known()
             return None
-        return Wait(ready, text, loc, known)
+        return Wait(ready, text, loc, known, lack=lambda: late().lack())
 
     return run
 

@@ -9,6 +9,7 @@ from collections.abc import Generator
 from functools import lru_cache
 from typing import Any
 
+from tileloom.emulator import stream
 from tileloom.emulator.global_edges import meet
 from tileloom.emulator.ir import Block, Op, walk
 from tileloom.emulator.lower import END, NEST, PURE, STEP, Program, Run, lowers, poll
@@ -270,3 +271,9 @@ def _barrier(op: Op, program: Program) -> Run:
         meet(f[0])
 
     return run
+
+
+@lowers("tt.grid_dependency_wait", "tt.grid_dependency_launch_dependents", kind=STEP, words=r"")
+def _grid_dependency(op: Op, program: Program) -> Run:
+    play = stream.wait if op.name == "tt.grid_dependency_wait" else stream.launch_dependents
+    return lambda f: play(f[0])

@@ -443,9 +443,7 @@ def _tensormap_create(op: Op, program: Program) -> Run:
         storage, first = base_of(f[0], address, op.loc)
         shape = [int(f[s]) for s in size_slots][::-1]
         steps = [*[int(f[s]) // size for s in stride_slots][::-1], 1]
-        desc = Desc(
-            storage, (address - first) // size, shape, steps, (), elem, nan, storage.name
-        )
+        desc = Desc(storage, (address - first) // size, shape, steps, (), elem, nan, storage.name)
         check_descriptor(desc, address - first, storage.name)
         f[scratch].desc = desc
 

@@ -380,24 +380,25 @@ def _assert(op: Op, program: Program) -> Run:
     return run
 
 
+def _hex(bits: Any) -> str:
+    return f"0x{bits:0{2 * bits.itemsize}x}"
+
+
 @lowers("tt.print", kind=1, attrs=["hex", "isSigned"], words=r"")
 def _print(op: Op, program: Program) -> Run:
     text = op.strings[0] if op.strings else ""
     operands = op.operands
-    if op.attrs.get("hex") == "true":
-        elems = [t.elem for t in op.operand_types()]
-        print_hex = {"formatter": {"all": lambda bits: f"0x{bits:0{2 * bits.itemsize}x}"}}
+    elems = [t.elem for t in op.operand_types()]
+    as_bits = op.attrs.get("hex") == "true"
 
-        def shown(f: Frame) -> list[str]:
-            bits = [dtypes.to_bits(f[s], e) for s, e in zip(operands, elems)]
-            return [np.array2string(b if b.size > 1 else b.reshape(()), **print_hex) for b in bits]
-    else:
-
-        def shown(f: Frame) -> list[str]:
-            return [str(f[s]) for s in operands]
+    def shown(value: Any, elem: str) -> str:
+        if not as_bits:
+            return str(value)
+        bits = dtypes.to_bits(value, elem).reshape(np.shape(value))
+        return np.array2string(bits, formatter={"all": _hex})
 
     def run(f: Frame) -> None:
-        values = "".join(f" {value}" for value in shown(f))
+        values = "".join(f" {shown(f[s], elem)}" for s, elem in zip(operands, elems))
         print(f"program {f[0].cta.program}{text}{values}")
 
     return run

@@ -47,7 +47,7 @@ def check_written(partition: Partition, view: View, what: str, loc: Loc) -> None
         "were never written",
         loc, what,
         other=Access(view.buffer.loc, "allocation", partition.title, partition.cta.program),
-        hint="store or copy into it first, or read a smaller slice",
+        hint="store or copy into it first, and wait for whoever does; or read a smaller slice",
     )  # fmt: skip
 
 

@@ -106,7 +106,9 @@ def _dot(op: Op, program: Program) -> Run:
     return run
 
 
-@lowers("ttng.warp_group_dot_wait", kind=STEP, attrs=["pendings"], words=r"")
+# warpGroupLocal (Triton 3.9): of several warp groups of a partition each waits for its own; what
+# one may overwrite of the others' operands is the compiler's business.
+@lowers("ttng.warp_group_dot_wait", kind=STEP, attrs=["pendings", "warpGroupLocal"], words=r"")
 def _dot_wait(op: Op, program: Program) -> Run:
     pending = op.int_attr("pendings", 0)
     operands, results = op.operands, op.results

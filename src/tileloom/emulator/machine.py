@@ -38,16 +38,17 @@ class Wait:
         ready: Tells whether it may go on.
         text: What it waits for, for deadlock reports.
         then: Called when it goes on; may return another wait.
+        lack: Tells what is missing for it to go on, as a deadlock's hint; empty for nothing known.
         loc: The statement.
         poll: Set for a spinning loop: the state of memory that it has already looked at.
     """
 
-    __slots__ = ("loc", "poll", "ready", "text", "then", "timed")
+    __slots__ = ("lack", "loc", "poll", "ready", "text", "then", "timed")
 
     def __init__(
         self, ready: Callable[[], bool], text: Callable[[], str], loc: Loc,
         then: Callable[[], Wait | None] | None = None,
-        poll: int | None = None, timed: bool = False,
+        poll: int | None = None, timed: bool = False, lack: Callable[[], str] | None = None,
     ) -> None:  # fmt: skip
         self.ready = ready
         self.text = text
@@ -55,6 +56,7 @@ class Wait:
         self.then = then
         self.poll = poll
         self.timed = timed
+        self.lack = lack
 
 
 class Partition:
@@ -447,27 +449,7 @@ class Launch:
         blocked = [
             p for c in self.active for p in c.partitions if not p.finished and p.wait is not None
         ]
-        lines = []
-        for p in blocked[:12]:
-            wait = p.wait
-            assert wait is not None, "a blocked partition has a wait"
-            who = f"partition '{p.name}'"
-            if len(self.active) > 1:
-                who += f" of program {p.cta.program}"
-            lines.append(f"{who} waits: {quote_with_callers(wait.loc)}  -- {wait.text()}")
-        if len(blocked) > 12:
-            lines.append(f"... and {len(blocked) - 12} more partitions")
-        first = blocked[0]
-        assert first.wait is not None, "a blocked partition has a wait"
-        spin = any(p.wait and p.wait.poll is not None for p in blocked)
-        message = "every partition is blocked and no asynchronous operation is in flight"
-        if spin:
-            message = "every partition waits or spins, and nothing can change what it waits for"
-        self.reporter.add(
-            "deadlock", message, Access(first.wait.loc, "wait", first.name, first.cta.program),
-            details=tuple(lines),
-            hint="an arrive, an expect of the right bytes, or a phase is missing or wrong",
-        )  # fmt: skip
+        endings.report_deadlock(self, blocked)
         for cta in self.active:
             cta.aborted = True
             for p in cta.partitions:

@@ -179,7 +179,9 @@ class Lanes:
     def fail(self, why: str, instruction: Instruction) -> UnsupportedKernelError:
         """Return the error for an instruction that cannot be played."""
         return UnsupportedKernelError(
-            f"unsupported inline PTX: {instruction.text} ({why})", self.loc
+            f"unsupported inline PTX: {instruction.text} ({why}). "
+            "Try: the operation that Triton or Gluon has for it",
+            self.loc,
         )
 
     def malformed(self, error: Exception, instruction: Instruction) -> EmulatorError:

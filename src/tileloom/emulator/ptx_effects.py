@@ -176,7 +176,7 @@ def meet(partition: Partition, verb: str, ident: int, count: int, loc: Loc) -> W
         return None
     return Wait(
         lambda: named.round > mine, lambda: f"{what}: {named.state()}", loc,
-        lambda: named.acquire(partition),
+        lambda: named.acquire(partition), lack=named.lack,
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def _wait(
     if blocks and not barrier.passed(parity):
         yield Wait(
             lambda: barrier.passed(parity), lambda: f"parity {parity} of {barrier.state()}",
-            lanes.loc,
+            lanes.loc, lack=barrier.lack,
         )  # fmt: skip
     passed = barrier.passed(parity)
     if passed:

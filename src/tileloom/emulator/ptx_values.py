@@ -151,15 +151,20 @@ def strange_part(parts: tuple[str, ...]) -> str | None:
     return next((p for p in parts[1:] if p not in _KNOWN_PARTS and not kind.match(p)), None)
 
 
+_BETWEEN_LANES = ("shfl", "match", "redux", "activemask", "movmatrix", "mma", "ldmatrix")
+
+
 def play(lanes: Lanes, i: Instruction) -> None:
     """Run one value instruction."""
     name = i.parts[0]
+    function = _PLAY.get(name)
+    if name in _BETWEEN_LANES:
+        raise lanes.fail("what other lanes of the warp hold is the layout's business", i)
+    if function is None:
+        raise lanes.fail(f"'{name}' is not known", i)
     strange = strange_part(i.parts if name != "vote" else (name, *i.parts[3:]))
     if strange:
         raise lanes.fail(f"'.{strange}' is not known", i)
-    function = _PLAY.get(name)
-    if function is None:
-        raise lanes.fail(f"'{name}' is not known", i)
     try:
         function(lanes, i)
     except (ValueError, KeyError, IndexError) as error:

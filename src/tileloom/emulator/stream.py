@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tileloom.emulator.happens_before import Clock, Record, join
+from tileloom.emulator.happens_before import Clock, join
 
 if TYPE_CHECKING:
     from tileloom.emulator.machine import Launch, Partition
