@@ -13,7 +13,7 @@ from tests.ops.attention import cases
 from tests.ops.attention.cases import BF16, FP16, FP32, AttentionCase
 
 import tileloom
-from tileloom import knobs, masks
+from tileloom import emulator, knobs, masks
 from tileloom.errors import ConfigError, UnsupportedError
 from tileloom.launch import compat
 from tileloom.ops import Choice, _op, record_choices
@@ -240,6 +240,35 @@ def test_a_slow_choice_warns_once_with_the_reason():
         for _ in range(2):
             _op.announce(_slow_choice(), slower_than="gluon_sm90")
     assert [(w.category, str(w.message)) for w in caught] == [(_op.PerformanceWarning, text)]
+
+
+_WIDE = (1, 1, 1, 3, 3, 520, 8)
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "slower_than"),
+    [
+        (H100, {"sizes": _WIDE}, "gluon_sm90"),
+        (H100, {"sizes": _WIDE, "dtype": FP32}, "triton"),
+        (A100, {"sizes": _WIDE}, "triton"),
+        (V100, {}, "triton"),
+        (A100, {}, None),
+        (H100, {"dtype": FP32}, None),
+        (H100, {"dtype": torch.float64}, None),
+        (CPU, {"sizes": _WIDE}, None),
+    ],
+)
+def test_a_reference_in_a_kernels_place_is_told(target, fields, slower_than):
+    given = problem(**fields)
+    assert configs.outpaced_by(choose(given, target), given, target) == slower_than
+
+
+def test_head_dims_above_512_run_by_the_reference_with_a_warning():
+    _op._warn_once.cache_clear()
+    q = torch.ones(1, 1, 3, 520)
+    text = "attention: the reference backend runs where triton.* 520 and 520 exceed 512"
+    with emulator.run(arch="sm_80"), pytest.warns(_op.PerformanceWarning, match=text):
+        assert torch.equal(tileloom.attention(q, q, q), q)
 
 
 def test_the_warning_can_be_switched_off():

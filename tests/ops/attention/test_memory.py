@@ -15,8 +15,9 @@ from tests.ops.attention.cases import BF16, FP32, AttentionCase
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tileloom
-from tileloom import emulator
+from tileloom import emulator, masks
 from tileloom.ops.attention import backward
+from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
 from tileloom.ops.attention.config_backward import (
     TritonBackwardConfig,
     choose_backward,
@@ -70,15 +71,16 @@ def triton_bytes(case, has_bias):
     return 4 * batch * heads_q * len_q * (2 if is_twice else 1)
 
 
-def allocated(case, config, *, sms=2, is_causal=False):
+def allocated(case, config, *, sms=2, is_causal=False, change=lambda dout: dout):
     """Bytes of all that a backward allocates but its gradients."""
     inputs = case.inputs()
     given = gradients.upstream(inputs, with_lse=False)
+    dout = change(given.dout)
     q, k, v, bias = inputs.q, inputs.k, inputs.v, inputs.options.get("bias")
     out, lse = attention_reference(q, k, v, bias=bias, is_causal=is_causal, return_lse=True)
     with emulator.run(sms=sms), Allocations() as made:
         results = backward._backward(
-            given.dout, None, q, k, v, out, lse, None, bias, None,
+            dout, None, q, k, v, out, lse, None, bias, None,
             None, 0 if is_causal else None, None, None, q.shape[3] ** -0.5, 0.0, None, None,
             True, True, bias is not None, config.encode(),
         )  # fmt: skip
@@ -108,6 +110,47 @@ def test_the_portable_backward(dtype, bias):
     case = AttentionCase("memory", (2, 4, 2, 70, 90, 32, 32), dtype, bias=bias)
     expected = triton_bytes(case, bias is not None)
     assert allocated(case, TritonBackwardConfig()) == expected + _EXAMPLES
+
+
+@pytest.mark.parametrize("config", [GluonSm90BackwardConfig(), TritonBackwardConfig()])
+def test_a_gradient_whose_last_dimension_has_a_stride_is_copied_once(config):
+    case = AttentionCase("memory", (1, 2, 1, 70, 70, 64, 64), BF16)
+    strided = allocated(case, config, change=lambda t: t.mT.contiguous().mT)
+    assert strided == allocated(case, config) + 2 * 70 * 64 * 2
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 70, 96), (2, 2, 1, 96)])
+@pytest.mark.parametrize("config", [GluonSm90BackwardConfig(), TritonBackwardConfig()])
+def test_the_gradient_of_a_bias_that_broadcasts_takes_at_most_8_mib_more(config, shape):
+    case = AttentionCase("memory", (2, 2, 1, 70, 96, 64, 64), BF16, bias=cases.added(shape))
+    rows = gluon_bytes(case, config) if config.backend == "gluon_sm90" else triton_bytes(case, True)
+    assert rows <= allocated(case, config) <= rows + 8 * 2**20
+
+
+@pytest.mark.parametrize("config", [GluonSm90Config(2, 128, 2), TritonConfig(64, 64, 4)])
+def test_a_forward_allocates_its_outputs_and_lengths_that_are_not_contiguous(config):
+    q, k, v = (torch.randn(2, 2, 70, 64).to(BF16) for _ in range(3))
+    lengths = torch.tensor([70, 0, 9, 0])
+    outputs = 2 * 2 * 70 * (64 * 2 + 4)
+    for given, copied in ((lengths[:2], 0), (lengths[::2], 2 * 8)):
+        with emulator.run(sms=2), Allocations() as made:
+            tileloom.attention(q, k, v, mask=masks.key_lengths(given), config=config)
+        assert outputs <= made.total() <= outputs + copied + _EXAMPLES
+
+
+@pytest.mark.parametrize("head_dim", [64, pytest.param(160, marks=pytest.mark.full)])
+def test_the_hopper_backward_of_packed_sequences_has_the_rows_that_it_says(head_dim):
+    ends = torch.tensor([0, 3, 3, 80, 150], dtype=torch.int32)
+    q, k, v = (torch.randn(150, 2, head_dim).to(BF16) for _ in range(3))
+    given = [t.requires_grad_() for t in (q, k, v)]
+    config = GluonSm90BackwardConfig()
+    with emulator.run(sms=2):
+        out = tileloom.attention_varlen(*given, ends, ends, 77, 77, backward_config=config)
+        with Allocations() as made:
+            results = torch.autograd.grad(out, given, torch.ones_like(out))
+    width = 64 if head_dim == 64 else 256
+    used = made.total() - sum(t.untyped_storage().nbytes() for t in results)
+    assert used <= 4 * 2 * (150 + 128 * 4) * (width + 2) + 150 * 2 * head_dim * 2 + 1024
 
 
 # On a GPU

@@ -77,6 +77,15 @@ def test_vmap_of_its_gradient_is_refused():
         torch.vmap(call)(torch.ones(3, *out.shape))
 
 
+def test_batched_gradients_are_those_of_each_entry():
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    out = tileloom.attention(q, q, q)
+    douts = torch.randn(3, *out.shape)
+    grads = torch.autograd.grad(out, q, douts, is_grads_batched=True, retain_graph=True)[0]
+    for dout, grad in zip(douts, grads):
+        assert torch.equal(grad, torch.autograd.grad(out, q, dout, retain_graph=True)[0])
+
+
 def test_vmap_over_packed_sequences_is_refused():
     q, cu = torch.randn(3, 8, 2, 16), torch.tensor([0, 3, 8], dtype=torch.int32)
     call = lambda a: tileloom.attention_varlen(a, a, a, cu, cu, 5, 5)  # noqa: E731
