@@ -98,6 +98,16 @@ def check_vector(op: str, name: str, vector: object, x: torch.Tensor) -> None:
     check_device(op, name, vector, x, "x")
 
 
+def check_norm(op: str, x: object, weight: object, bias: object, residual: object) -> None:
+    """Refuse tensors that no normalisation takes; also for who calls a registered operator."""
+    check_rows(op, "x", x)
+    assert isinstance(x, torch.Tensor)
+    check_vector(op, "weight", weight, x)
+    check_vector(op, "bias", bias, x)
+    if residual is not None:
+        check_alike(op, "residual", residual, x, "x")
+
+
 def check_config(op: str, config: object) -> None:
     """Refuse a config that is none of the backends'."""
     if config is not None and not isinstance(config, CONFIGS):

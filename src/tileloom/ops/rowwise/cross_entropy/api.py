@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from tileloom import knobs
-from tileloom.errors import DtypeError, OptionError, ShapeError, shown_value, unknown_option
+from tileloom.errors import OptionError, shown_value, unknown_option
 from tileloom.launch.layout import elements_share_memory
 from tileloom.ops._op import is_eager
 from tileloom.ops._plans import plan_key
-from tileloom.ops.rowwise.checks import (
-    check_config,
-    check_device,
-    check_no_tangent,
-    check_rows,
-)
+from tileloom.ops.rowwise.checks import check_config, check_no_tangent
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.cross_entropy.autograd import cross_entropy_fwd
+from tileloom.ops.rowwise.cross_entropy.checks import check_options, check_tensors
 from tileloom.ops.rowwise.cross_entropy.plans import forward_plan, forward_plans
-from tileloom.ops.rowwise.cross_entropy.problem import REDUCTIONS, Options, Reduction
+from tileloom.ops.rowwise.cross_entropy.problem import Options, Reduction
 
 _OPTIONS = (
     *("label_smoothing", "ignore_index", "soft_cap", "reduction", "inplace_backward", "config"),
@@ -37,7 +32,6 @@ _ELSEWHERE = {  # what other libraries call it
     "reduce": "reduction=",
     "lse_square_scale": "adding it to the loss: there is no z-loss",
 }
-_INT64 = torch.iinfo(torch.int64)
 
 
 def cross_entropy(
@@ -117,7 +111,7 @@ def cross_entropy(
         plan = forward_plans.get(key)
     if plan is None:
         _check(logits, labels, config)
-        _check_options(*options)
+        check_options(*options)
     if inplace_backward is not False:
         _check_inplace(logits, inplace_backward)
     if knobs.get("debug.labels"):
@@ -133,75 +127,9 @@ def cross_entropy(
 
 
 def _check(logits: torch.Tensor, labels: object, config: RowConfig | None) -> None:
-    check_rows("cross_entropy", "logits", logits)
-    if not isinstance(labels, torch.Tensor):
-        raise DtypeError(
-            f"cross_entropy: labels is a {type(labels).__name__}; it must be a torch.Tensor. "
-            "Try: torch.as_tensor(labels)."
-        )
-    if labels.dtype not in (torch.int32, torch.int64):
-        remedy = "labels.to(torch.int64)"
-        if labels.is_floating_point():
-            remedy = "labels.argmax(-1); there are no labels of probabilities"
-        raise DtypeError(
-            f"cross_entropy: labels has dtype {labels.dtype}; supported: torch.int32, "
-            f"torch.int64. Try: {remedy}."
-        )
-    if labels.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"cross_entropy: labels has shape {tuple(labels.shape)}, logits have "
-            f"{tuple(logits.shape)}; labels must have shape {tuple(logits.shape[:-1])}, and the "
-            f"classes lie in the last dimension. Try: {_remedy(logits, labels)}."
-        )
-    check_device("cross_entropy", "labels", labels, logits, "logits")
+    check_tensors(logits, labels)
     check_config("cross_entropy", config)
     check_no_tangent("cross_entropy", logits)
-
-
-def _remedy(logits: torch.Tensor, labels: torch.Tensor) -> str:
-    if labels.shape == (*logits.shape[:1], *logits.shape[2:]):
-        return "logits.movedim(1, -1), as torch.nn.functional.cross_entropy has them second"
-    if labels.numel() == math.prod(logits.shape[:-1]):
-        return "labels.reshape(logits.shape[:-1])"
-    return "slice both alike: logits[:, :-1] goes with labels[:, 1:]"
-
-
-def _check_options(
-    label_smoothing: float, ignore_index: int, soft_cap: float | None, reduction: str
-) -> None:
-    if not isinstance(label_smoothing, torch.SymFloat) and (
-        isinstance(label_smoothing, bool)
-        or not isinstance(label_smoothing, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
-        or not 0.0 <= label_smoothing <= 1.0
-    ):
-        raise OptionError(
-            f"cross_entropy: label_smoothing is {shown_value(label_smoothing)}; it must be a "
-            "number in 0.0 .. 1.0. Try: label_smoothing=0.1."
-        )
-    is_int = isinstance(ignore_index, (int, torch.SymInt)) and not isinstance(ignore_index, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
-    if not is_int or not _INT64.min <= ignore_index <= _INT64.max:
-        raise OptionError(
-            f"cross_entropy: ignore_index is {shown_value(ignore_index)}; it must be an integer of "
-            "64 bits. Try: ignore_index=-100."
-        )
-    if (
-        soft_cap is not None
-        and not isinstance(soft_cap, torch.SymFloat)
-        and (
-            isinstance(soft_cap, bool)
-            or not isinstance(soft_cap, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
-            or not 1e-6 <= soft_cap <= 1e6
-        )
-    ):
-        raise OptionError(
-            f"cross_entropy: soft_cap is {shown_value(soft_cap)}; it must be None or a number in "
-            "1e-6 .. 1e6. Try: soft_cap=None for none, or 30.0."
-        )
-    if not isinstance(reduction, str) or reduction not in REDUCTIONS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(
-            f"cross_entropy: reduction is {shown_value(reduction)}; it must be one of "
-            f"{', '.join(map(repr, REDUCTIONS))}. Try: reduction='mean'."
-        )
 
 
 def _check_inplace(logits: torch.Tensor, inplace_backward: object) -> None:

@@ -11,6 +11,7 @@ import torch
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, plan_key
 from tileloom.ops.rowwise.config import Tile, TritonConfig, decode
+from tileloom.ops.rowwise.cross_entropy.checks import check_options, check_tensors
 from tileloom.ops.rowwise.cross_entropy.config import choose
 from tileloom.ops.rowwise.cross_entropy.problem import (
     CrossEntropyProblem,
@@ -65,6 +66,9 @@ def forward_plan(logits: Tensor, labels: Tensor, options: Options, config: str) 
         options: What changes the loss.
         config: The config's text; "" chooses.
     """
+    check_tensors(logits, labels)
+    cap = options.soft_cap or None
+    check_options(options.label_smoothing, options.ignore_index, cap, options.reduction)
     problem = forward_problem(logits, labels, options)
     choice = choose(problem, target_of(logits), decode(config))
     tensors = (logits, labels)
@@ -105,6 +109,7 @@ def backward_plan(
     found = _backward_plans.get(key) if logits.is_cuda else None
     if found is not None:
         return found
+    check_tensors(logits, labels)
     options = Options.of(*numbers)
     like = logits if inplace else torch.empty_like(logits, device="meta")
     problem = backward_problem(grad, logits, labels, like.stride(), options)

@@ -9,13 +9,7 @@ import torch
 
 from tileloom.errors import OptionError, shown_value
 from tileloom.ops._op import is_eager
-from tileloom.ops.rowwise.checks import (
-    check_alike,
-    check_config,
-    check_no_tangent,
-    check_rows,
-    check_vector,
-)
+from tileloom.ops.rowwise.checks import check_config, check_no_tangent, check_norm
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.norm.plans import (
     Results,
@@ -33,12 +27,7 @@ def check(
     op: str, x: object, weight: object, bias: object, residual: object, eps: object, config: object
 ) -> None:
     """Refuse a wrong call with a sentence about the argument."""
-    check_rows(op, "x", x)
-    assert isinstance(x, torch.Tensor)
-    check_vector(op, "weight", weight, x)
-    check_vector(op, "bias", bias, x)
-    if residual is not None:
-        check_alike(op, "residual", residual, x, "x")
+    check_norm(op, x, weight, bias, residual)
     check_config(op, config)
     if isinstance(eps, torch.SymFloat):  # under torch.compile: known when it runs
         return

@@ -9,6 +9,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
+from tileloom.ops.rowwise.checks import check_alike, check_norm, check_vector
 from tileloom.ops.rowwise.config import (
     FIRST_WORD,
     Tile,
@@ -88,6 +89,7 @@ def forward_plan(
         The plan. `run(x, weight, bias, residual)` gives out, stream, mean and rstd; None where
         there is no residual, for rms norm's mean, and where nothing is saved.
     """
+    check_norm(op, x, weight, bias, residual)
     is_centred = op == "layer_norm"
     out = torch.empty_like(x)
     strides = (x.stride(), None if residual is None else residual.stride(), out.stride())
@@ -256,6 +258,10 @@ def backward_plan(
     found = _backward_plans.get(key) if h.is_cuda else None
     if found is not None:
         return found
+    check_vector(op, "weight", weight, h)
+    for name, tensor in (("grad", grad), ("stream_grad", stream_grad)):
+        if tensor is not None:
+            check_alike(op, name, tensor, h, "h")
     strides = (
         grad.stride(),
         None if stream_grad is None else stream_grad.stride(),

@@ -6,17 +6,13 @@ from typing import Any
 
 import torch
 
-from tileloom.errors import DtypeError, ShapeError, unknown_option
+from tileloom.errors import unknown_option
 from tileloom.ops._op import is_eager
 from tileloom.ops._plans import plan_key
-from tileloom.ops.rowwise.checks import (
-    check_config,
-    check_device,
-    check_no_tangent,
-    check_rows,
-)
+from tileloom.ops.rowwise.checks import check_config, check_no_tangent, check_rows
 from tileloom.ops.rowwise.config import CONFIGS, RowConfig, announce
 from tileloom.ops.rowwise.softmax.autograd import softmax_fwd
+from tileloom.ops.rowwise.softmax.checks import check_mask
 from tileloom.ops.rowwise.softmax.plans import forward_plan, forward_plans
 
 _OPTIONS = ("mask", "config")
@@ -97,30 +93,6 @@ def softmax(
 
 def _check(x: torch.Tensor, mask: torch.Tensor | None, config: RowConfig | None) -> None:
     check_rows("softmax", "x", x)
-    if mask is not None:
-        _check_mask(mask, x)
+    check_mask(mask, x)
     check_config("softmax", config)
     check_no_tangent("softmax", x)
-
-
-def _check_mask(mask: object, x: torch.Tensor) -> None:
-    if not isinstance(mask, torch.Tensor):
-        raise DtypeError(
-            f"softmax: mask is a {type(mask).__name__}; it must be a bool tensor or None. "
-            "Try: torch.as_tensor(mask)."
-        )
-    if mask.dtype is not torch.bool:
-        hint = "x + mask, for numbers that are added" if mask.is_floating_point() else "mask != 0"
-        raise DtypeError(
-            f"softmax: mask has dtype {mask.dtype}; it must be torch.bool, True where an element "
-            f"is visible. Try: {hint}."
-        )
-    pairs = zip(reversed(mask.shape), reversed(x.shape))
-    # Not `m in (1, n)`, which torch.compile answers with no where n is a symbol.
-    if mask.dim() > x.dim() or any(m != 1 and m != n for m, n in pairs):
-        raise ShapeError(
-            f"softmax: mask has shape {tuple(mask.shape)}, which does not broadcast to x's "
-            f"{tuple(x.shape)}. Try: give mask x's dimensions, of size 1 where it is the same for "
-            "all."
-        )
-    check_device("softmax", "mask", mask, x, "x")

@@ -10,7 +10,9 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, plan_key
+from tileloom.ops.rowwise.checks import check_alike, check_rows
 from tileloom.ops.rowwise.config import FIRST_WORD, Tile, TritonConfig, decode, padded, parts_of
+from tileloom.ops.rowwise.softmax.checks import check_mask
 from tileloom.ops.rowwise.softmax.config import choose
 from tileloom.ops.rowwise.softmax.problem import (
     SoftmaxProblem,
@@ -46,6 +48,8 @@ def forward_plan(x: torch.Tensor, mask: torch.Tensor | None, config: str) -> Pla
         mask: Bool, broadcasts to x, or None.
         config: The config's text; "" chooses.
     """
+    check_rows("softmax", "x", x)
+    check_mask(mask, x)
     problem = forward_problem(x, mask)
     choice = choose(problem, target_of(x), decode(config))
     choice = tuned(choice, "forward", lambda text: forward_plan(x, mask, text).run, (x, mask))
@@ -67,6 +71,8 @@ def backward_plan(y: torch.Tensor, dy: torch.Tensor, config: str) -> Plan:
     found = _backward_plans.get(key) if y.is_cuda else None
     if found is not None:
         return found
+    check_rows("softmax", "y", y)
+    check_alike("softmax", "dy", dy, y, "y")
     problem = backward_problem(y, dy)
     choice = choose(problem, target_of(y), decode(config))
     choice = tuned(choice, "backward", lambda text: backward_plan(y, dy, text).run, (y, dy))

@@ -10,6 +10,7 @@ import torch
 
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, plan_key
+from tileloom.ops.rowwise.checks import check_alike, check_rows
 from tileloom.ops.rowwise.config import LARGEST_WIDTH, Tile, TritonConfig, announce, decode
 from tileloom.ops.rowwise.rows import rows_of
 from tileloom.ops.rowwise.swiglu.config import choose
@@ -73,6 +74,8 @@ def forward_plan(gate: Tensor, up: Tensor, config: str) -> Plan:
     found = forward_plans.get(key) if gate.is_cuda else None
     if found is not None:
         return found
+    check_rows("swiglu", "gate", gate)
+    check_alike("swiglu", "up", up, gate, "gate")
     choice = _choose((gate, up, torch.empty_like(gate)), config)
     choice = tuned(choice, "forward", lambda text: forward_plan(gate, up, text).run, (gate, up))
     tile = choice.config.forward if isinstance(choice.config, TritonConfig) else None
@@ -112,6 +115,9 @@ def backward_plan(grad: Tensor, gate: Tensor, up: Tensor, config: str) -> Plan:
     found = _backward_plans.get(key) if gate.is_cuda else None
     if found is not None:
         return found
+    check_rows("swiglu", "gate", gate)
+    check_alike("swiglu", "up", up, gate, "gate")
+    check_alike("swiglu", "grad", grad, gate, "gate")
     results = (torch.empty_like(gate), torch.empty_like(up))
     choice = _choose((gate, up, grad, *results), config)
     tensors = (grad, gate, up)
