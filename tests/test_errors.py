@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tileloom
+from tests.house import ROOT
 from tileloom import errors, launch, masks, tuning
 
 BUILTIN = {
@@ -43,6 +44,12 @@ def test_every_class_is_listed_above():
         if inspect.isclass(value) and issubclass(value, errors.TileloomError)
     }
     assert found == {*BUILTIN, "TileloomError"}
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_row_of_the_page_says_so(name):
+    rows = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    assert any(row.startswith(f"| `{name}` | `{BUILTIN[name].__name__}` | ") for row in rows)
 
 
 def test_bullet_list():

@@ -81,7 +81,14 @@ GOLDEN = {
         "specs_of",
         "use_bundle",
     ],
-    "tileloom.ops": ["Choice", "attention", "gemm", "record_choices", "rowwise"],
+    "tileloom.ops": [
+        "Choice",
+        "PerformanceWarning",
+        "attention",
+        "gemm",
+        "record_choices",
+        "rowwise",
+    ],
     "tileloom.ops.attention": [
         "attention",
         "attention_reference",

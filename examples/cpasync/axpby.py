@@ -7,9 +7,12 @@ end read nothing. A block takes as many steps as it has stages: many small block
 hardware starts in order, are fastest. Bytes moved: 12 for each element, the least possible.
 """
 
+# First, since it says what to install where the DSL is missing.
+from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
+
+# isort: split
 import cutlass
 import torch
-from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
 from cutlass import cute
 
 from tileloom import cpasync

@@ -165,6 +165,8 @@ def compile_kernel_of(name):
 
 
 def main():
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python examples/cpasync/cubins.py FOLDER")
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     for name in KERNELS:

@@ -2,10 +2,16 @@
 
 import tempfile
 
-import cutlass
 import torch
-from cutlass import cute
-from cutlass.cute.runtime import make_ptr
+
+from tileloom.cpasync.extra import require_cute
+
+require_cute("this example")
+
+# isort: split
+import cutlass  # noqa: E402
+from cutlass import cute  # noqa: E402
+from cutlass.cute.runtime import make_ptr  # noqa: E402
 
 DTYPES = {
     torch.float16: cutlass.Float16,

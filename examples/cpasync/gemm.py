@@ -13,9 +13,12 @@ All of it lies in shared memory as TMA's 128-byte swizzle has it: 16-byte chunk 
 c ^ (r % 8). M, N and K may end anywhere: TMA reads zeros beyond the edges and does not store there.
 """
 
+# First, since it says what to install where the DSL is missing.
+from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
+
+# isort: split
 import cutlass
 import torch
-from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from cutlass.experimental import cuda

@@ -10,9 +10,12 @@ thread that issued the load waits for its bytes. Bytes moved: 2 for each byte.
 
 from dataclasses import dataclass
 
+# First, since it says what to install where the DSL is missing.
+from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
+
+# isort: split
 import cutlass
 import torch
-from cute_support import compile_kernel, counts, example_pointer, has_hopper, pointer
 from cutlass import cute
 from cutlass.experimental import cuda
 

@@ -52,7 +52,7 @@ def test_not_installed():
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "cpasync: tma_load is for kernels in CuTe DSL, and nvidia-cutlass-dsl is not installed. "
-        "Try: pip install 'tileloom[cute]', or pip install 'nvidia-cutlass-dsl>=4.7'.\n"
+        "Try: pip install 'nvidia-cutlass-dsl>=4.7'.\n"
     )
 
 
@@ -64,8 +64,7 @@ def test_too_old(tmp_path, line, version):
     assert done.returncode == 0, done.stderr
     assert done.stdout == (
         "cpasync: tma_load needs nvidia-cutlass-dsl 4.7 or newer; the module 'cutlass' found is "
-        f"version {version}. Try: pip install 'tileloom[cute]', or "
-        "pip install 'nvidia-cutlass-dsl>=4.7'.\n"
+        f"version {version}. Try: pip install 'nvidia-cutlass-dsl>=4.7'.\n"
     )
 
 

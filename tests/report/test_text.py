@@ -46,6 +46,24 @@ def test_markdown_is_cut_into_paragraphs_and_items():
     ]
 
 
+def test_code_keeps_its_signs():
+    line = "A name may be a pattern such as `a*` and `__all__`, *here* the [`x*`](y.md) is a link."
+    (found,) = markdown(line, "a.md")
+    assert found.text == ("A name may be a pattern such as a* and __all__, here the x* is a link.")
+
+
+def test_what_opens_a_section_is_taken_first():
+    def page(sections, items):
+        item = "- Words of this section number {}, of which there are more than a dozen in a row.\n"
+        return "".join(f"# S{s}\n" + item.format(s) * items for s in range(sections))
+
+    written = list(markdown(page(4, 3), "a.md"))
+    assert [p.source for p in text._documentation_sample(written, 4)] == [
+        f"a.md, S{s}" for s in range(4)
+    ]
+    assert len(text._documentation_sample(written, 2)) == 2
+
+
 def test_a_long_paragraph_is_cut_at_its_sentences():
     sentence = "This sentence has exactly eight words in it. "
     passages = list(markdown(sentence * 30, "a.md"))

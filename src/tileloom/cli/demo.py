@@ -63,9 +63,9 @@ def add_parser(subparsers: Any) -> None:
     add(
         "--texts",
         type=int,
-        default=80,
+        default=128,
         metavar="N",
-        help="passages to embed, at least 8; default 80",
+        help="passages to embed, at least 8; default 128",
     )
     add("--no-emulator", action="store_true", help="leave out the part on the emulator")
     add("--compile-seconds", type=float, default=45.0, metavar="S",

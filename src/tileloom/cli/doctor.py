@@ -39,6 +39,7 @@ OLDEST_TORCH = (2, 11)
 EXTRAS = {
     "report": ("matplotlib", "matplotlib"),
     "hf": ("transformers", "transformers"),
+    "cute": ("cutlass", "nvidia-cutlass-dsl"),
 }
 
 

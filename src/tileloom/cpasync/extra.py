@@ -8,7 +8,7 @@ import re
 from tileloom.errors import TileloomError
 
 OLDEST = (4, 7)
-_REMEDY = "Try: pip install 'tileloom[cute]', or pip install 'nvidia-cutlass-dsl>=4.7'."
+_REMEDY = "Try: pip install 'nvidia-cutlass-dsl>=4.7'."
 
 
 class MissingCuteError(TileloomError, ImportError):

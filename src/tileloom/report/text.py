@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
 FEWEST_WORDS = 12
 MOST_WORDS = 90
 
@@ -36,7 +38,8 @@ def project_passages(limit: int) -> list[Passage]:
     its docstrings and its licence.
 
     Args:
-        limit: Passages at most. Documentation goes first; of what is left over, an even sample.
+        limit: Passages at most. Documentation goes first, and of it what opens a section; of what
+            is too much, an even sample.
 
     Returns:
         The passages, documentation first, in a fixed order.
@@ -46,14 +49,22 @@ def project_passages(limit: int) -> list[Passage]:
     docstrings = [p for path in sorted(package.rglob("*.py")) for p in _docstrings(path, package)]
     if not written:
         docstrings += _licence()
-    written = _sample(written, limit)
+    written = _documentation_sample(written, limit)
     return written + _sample(docstrings, limit - len(written))
 
 
-def _sample(passages: Sequence[Passage], limit: int) -> list[Passage]:
-    if len(passages) <= limit:
-        return list(passages)
-    return [passages[i * len(passages) // limit] for i in range(limit)]
+def _documentation_sample(written: Sequence[Passage], limit: int) -> list[Passage]:
+    """The first passage of each section says best what the section is about."""
+    openings = {p.source: i for i, p in reversed(list(enumerate(written)))}.values()
+    chosen = _sample(sorted(openings), limit)
+    others = [i for i in range(len(written)) if i not in chosen]
+    return [written[i] for i in sorted(chosen + _sample(others, limit - len(chosen)))]
+
+
+def _sample(given: Sequence[T], limit: int) -> list[T]:
+    if len(given) <= limit:
+        return list(given)
+    return [given[i * len(given) // limit] for i in range(limit)]
 
 
 def documentation(root: Path) -> Iterator[Passage]:
@@ -97,7 +108,9 @@ def markdown(text: str, name: str) -> Iterator[Passage]:
 
 def _plain(text: str) -> str:
     """Take the marks out of a line of Markdown."""
-    return re.sub(r"[`*]|__", "", _LINK.sub(r"\1", text)).strip()
+    code = re.split(r"`([^`]*)`", _LINK.sub(r"\1", text))
+    prose = [re.sub(r"[`*]|__", "", piece) for piece in code[::2]]
+    return "".join(a + b for a, b in zip(prose, [*code[1::2], ""], strict=True)).strip()
 
 
 def _passages(text: str, source: str) -> Iterator[Passage]:
