@@ -1,7 +1,10 @@
 """`tileloom cache`: ls, show, verify, clear, export; texts, JSON and exit statuses."""
 
+import errno
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -110,6 +113,52 @@ def test_verify_finds_damage_and_what_is_left_over(store, capsys):
     assert main(["cache", "clear", "--all"]) == 0
     assert lines(capsys) == [f"{store.folder}: 3 removed, 1 left over"]
     assert list(store.folder.iterdir()) == []
+
+
+def test_texts_that_look_like_markup_are_printed_as_they_are(store, capsys):
+    odd = {"MODE": "[/red]", "num_warps": 4, "num_stages": 1}
+    known = (Candidate(odd, 0.01, 1.0, "[bold]"),)
+    problem = replace(PROBLEM, kernel="kernels:[odd]")
+    made = replace(record(problem=problem), winner=odd, candidates=known)
+    store.save(made)
+    assert main(["cache", "ls"]) == 0
+    assert any("[odd] MODE=[/red], num_warps=4" in line for line in lines(capsys))
+    assert main(["cache", "show"]) == 0
+    assert any("MODE=[/red], num_warps=4" in line for line in lines(capsys))
+    assert main(["cache", "verify"]) == 0
+
+
+def test_a_clock_that_is_none_is_left_out(store, capsys):
+    for clock in ([1], {"mhz": 5}, "fast"):
+        store.save(record(measured={"clock": clock, "date": 7, "rounds": []}))
+        assert main(["cache", "show", "add_kernel"]) == 0
+        assert any("measured 7 in [] rounds" in line for line in lines(capsys))
+        assert main(["cache", "ls"]) == 0
+
+
+def test_clear_of_files_that_cannot_be_removed(store, capsys, monkeypatch):
+    def fail(path, missing_ok=False):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(store.folder), "unlink", fail)
+    assert main(["cache", "clear", "--all"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"tileloom: cache: '{store.folder}/add_kernel-")
+    assert said.endswith(
+        f"cannot be removed: Permission denied. Try: `ls -ld '{store.folder}'`, which shows whose "
+        "folder it is.\n"
+    )
+
+
+@pytest.mark.parametrize("action", [["ls"], ["clear", "--all"]])
+def test_a_folder_whose_name_is_not_utf_8(action, tmp_path):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    environment = os.environ | {"TILELOOM_CACHE_DIR": folder, "PYTHONIOENCODING": "utf-8:strict"}
+    command = [sys.executable, "-m", "tileloom", "cache", *action]
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+    assert b"no winners" in done.stdout or b"0 removed" in done.stdout
 
 
 def test_clear(store, capsys):

@@ -15,7 +15,7 @@ from tests.tuning.store_samples import CONFIGS, PLATFORM, PROBLEM, record
 from tileloom import knobs
 from tileloom.tuning.config import Config
 from tileloom.tuning.identity import key_of
-from tileloom.tuning.store import CacheWarning, Store, readable
+from tileloom.tuning.store import CacheWarning, Store, _checksum, read_record, readable
 
 HERE = PROBLEM.as_json(), PLATFORM
 
@@ -124,6 +124,42 @@ def test_a_damaged_file_is_said_and_moved_aside(store, how, why):
     assert store.save(record(1))
     assert store.find(*HERE).winner == CONFIGS[1]
     assert aside.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda r: r.update(measured=[1]), r"measured is \[1\]"),
+        (lambda r: r.update(found_by={}), r"found_by is \{\}"),
+        (lambda r: r.update(winner=[]), r"winner is \[\]"),
+        (lambda r: r.update(file=None), "file is None"),
+        (lambda r: r["candidates"][0].update(ms="fast"), "ms is 'fast'"),
+        (lambda r: r["candidates"][1].update(ratio=True), "ratio is True"),
+        (lambda r: r["candidates"][1].update(reason={}), r"reason is \{\}"),
+        (lambda r: r["candidates"][0].update(registers=1.5), r"registers is 1\.5"),
+        (lambda r: r["candidates"][0].update(more=1), "unexpected keyword argument 'more'"),
+        (lambda r: r["candidates"][0]["config"].update(XBLOCK=2**21), "sets XBLOCK to 2097152"),
+        (lambda r: r.pop("candidates"), "candidates"),
+        (lambda r: r["platform"].update(gpu=3), "gpu is 3"),
+        (lambda r: r["problem"].update(kernel=3), "kernel is 3"),
+        (lambda r: r["problem"].update(size_hints=[["x", 4]]), r"size_hints is \[\['x', 4\]\]"),
+    ],
+)  # fmt: skip
+def test_a_record_that_somebody_else_wrote_is_said(store, change, why):
+    """With the right checksum, under the right name: its fields are looked at too."""
+    store.save(record())
+    path = store.path(*HERE)
+    content = json.loads(path.read_text())
+    change(content["record"])
+    content["sha256"] = _checksum(content["record"])
+    key = key_of(content["record"]["problem"], content["record"]["platform"])
+    path = path.rename(path.with_name(f"add_kernel-{key[:32]}.json"))
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=why):
+        read_record(path)
+    ((there, found, text),) = readable(store)
+    assert (there, found) == (path, None)
+    assert text
 
 
 def test_going_through_a_store_changes_nothing(store):

@@ -134,6 +134,8 @@ def _list(store: Store, entries: Sequence[Entry], *, is_json: bool) -> int:
     if not entries:
         print(f"{store.folder}: no winners")
         return 0
+    from rich.markup import escape
+
     made = _table(f"{store.folder}, {len(entries)} files")
     for name in ("kernel", "winner", "GPU"):
         made.add_column(name, overflow="fold")
@@ -142,11 +144,12 @@ def _list(store: Store, entries: Sequence[Entry], *, is_json: bool) -> int:
     for path, record, _ in entries:
         if record is not None:
             row = _row(path, record)
-            made.add_row(
+            cells = (
                 row["kernel"], _config(row["winner"]), row["gpu"],
                 "" if row["ms"] is None else f"{row['ms']:.4f}",
                 str(row["candidates"]), row["found_by"], row["triton"], row["date"][:10],
             )  # fmt: skip
+            made.add_row(*map(escape, cells))
     console().print(made)
     return _complain(entries)
 
@@ -195,7 +198,9 @@ def _candidates(path: Path, record: Record) -> Table:
     from rich.markup import escape
 
     where, how = record.platform, record.measured
-    clock = how.get("clock") or {}
+    clock = how.get("clock")
+    if not isinstance(clock, dict) or not {"mhz", "low_mhz", "high_mhz"} <= clock.keys():
+        clock = {}
     told = [f"{path.stem}: {record.problem['kernel']}"]
     told.append(
         f"{where.gpu}, driver {where.driver}, Triton {where.triton}, assembler {where.assembler}"
@@ -214,7 +219,7 @@ def _candidates(path: Path, record: Record) -> Table:
         is_winner = one.config == record.winner
         remark = f"winner, by {record.found_by}" if is_winner else one.reason.splitlines()[:1]
         made.add_row(
-            _config(one.config),
+            escape(_config(one.config)),
             "" if one.ms is None else f"{one.ms:.4f}",
             "" if one.ratio is None else f"{one.ratio:.3f}",
             *("" if n is None else str(n) for n in (one.registers, one.spills, one.shared_bytes)),
@@ -262,11 +267,17 @@ def _clear(store: Store, entries: Sequence[Entry], *, everything: bool, named: b
             "cache: clear takes names of kernels, or --all for everything. Try: "
             "`tileloom cache ls` for the names."
         )
-    for path, _, _ in entries:
-        store.remove(path)
     left = store.leavings() if everything else []
-    for path in left:
-        path.unlink(missing_ok=True)
+    try:
+        for path, _, _ in entries:
+            store.remove(path)
+        for path in left:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"cache: '{error.filename}' cannot be removed: {error.strerror}. Try: `ls -ld "
+            f"'{store.folder}'`, which shows whose folder it is."
+        ) from None
     rest = f", {len(left)} left over" if left else ""
     print(f"{store.folder}: {len(entries)} removed{rest}")
     return 0

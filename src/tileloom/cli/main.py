@@ -11,6 +11,7 @@ import argparse
 import difflib
 import importlib
 import importlib.util
+import io
 import os
 import signal
 import sys
@@ -66,6 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 if all is well, 1 after an error or where the command found a fault, 2
         for a wrong command line, 130 after Ctrl-C, 141 when the reader of a pipe went away.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A file's name need not be UTF-8, and a stream need not take every letter.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((a for a in arguments if not a.startswith("-")), None)
     if command is not None and not (command in COMMANDS and _is_there(command)):

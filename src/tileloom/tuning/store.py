@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tileloom import knobs, log
-from tileloom.errors import OptionError
+from tileloom.errors import OptionError, shown_value
 from tileloom.launch.bundle_format import replacing
 from tileloom.tuning.config import Config
 from tileloom.tuning.identity import Platform, key_of
@@ -117,9 +117,34 @@ class Record:
         platform = Platform(**fields.pop("platform"))
         candidates = tuple(Candidate(**one) for one in fields.pop("candidates"))
         made = cls(**fields, platform=platform, candidates=candidates)
+        for one in (made, platform, *candidates):
+            _check_types(one)
         made.known()  # so that a config that is none is found here
         _ = made.config
+        for name, types in (("kernel", str), ("size_hints", (dict, type(None)))):
+            if not isinstance(made.problem[name], types):
+                raise TypeError(f"{name} is {shown_value(made.problem[name])}")
         return made
+
+
+_COUNT = (int, type(None))
+_NUMBER = (float, *_COUNT)
+_TYPES: dict[type, dict[str, Any]] = {
+    Record: {"problem": dict, "winner": dict, "found_by": str, "measured": dict, "file": str},
+    Platform: dict.fromkeys(("gpu", "driver", "triton", "assembler"), str),
+    Candidate: {
+        "config": dict, "ms": _NUMBER, "ratio": _NUMBER, "reason": str, "registers": _COUNT,
+        "spills": _COUNT, "shared_bytes": _COUNT,
+    },
+}  # fmt: skip
+
+
+def _check_types(one: Record | Platform | Candidate) -> None:
+    """Refuse what nobody wrote: a checksum does not tell who made it."""
+    for name, types in _TYPES[type(one)].items():
+        value = getattr(one, name)
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise TypeError(f"{name} is {shown_value(value)}")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
