@@ -34,6 +34,11 @@ def add_number(out, varies: tl.int64, n):
     tl.store(out + tl.arange(0, 32), (varies + n).to(out.dtype.element_ty))
 
 
+@triton.jit
+def annotated(out, a: tl.int32, b: tl.uint8, c: tl.float16, d: tl.float64, wide: tl.int64, MODE: tl.constexpr):  # fmt: skip  # noqa: E501
+    tl.store(out, a + b + c + d + wide)
+
+
 SCALE = tl.constexpr(2)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tests.launch import fake_cuda
 from tests.launch.fake_cuda import DeviceTensor, tensors, warm
 
 from tileloom import emulator, errors, launch
+from tileloom.launch import tiers
 
 pytest.importorskip("triton")
 kernels = pytest.importorskip("tests.launch.launch_kernels")
@@ -135,3 +137,98 @@ def test_the_drivers_error_is_a_sentence(cuda):
 def test_only_jitted_functions():
     with pytest.raises(errors.OptionError, match=r"launch\.prepare: kernel is a function; it must"):
         launch.prepare(lambda x: x)
+
+
+I32 = "it is annotated as i32, an integer from -2147483648 to 2147483647. Try: another annotation."
+
+
+@pytest.mark.parametrize("warm_up", [0, 1, 5])
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("a", 2**31, f"a of 'annotated' is 2147483648; {I32}"),
+        ("a", -(2**31) - 1, f"a of 'annotated' is -2147483649; {I32}"),
+        ("a", 1.5, f"a of 'annotated' is 1.5; {I32}"),
+        ("a", float("nan"), f"a of 'annotated' is nan; {I32}"),
+        ("a", None, f"a of 'annotated' is None; {I32}"),
+        ("a", (1, 2), f"a of 'annotated' is (1, 2); {I32}"),
+        ("a", "7", f"a of 'annotated' is '7'; {I32}"),
+        ("b", -1, "b of 'annotated' is -1; it is annotated as u8, an integer from 0 to 255. Try: "
+                  "another annotation."),
+        ("b", 256, "b of 'annotated' is 256; it is annotated as u8, an integer from 0 to 255. Try: "
+                   "another annotation."),
+        ("c", "x", "c of 'annotated' is 'x'; it is annotated as fp16, a number. Try: another "
+                   "annotation."),
+        ("c", -65520, "c of 'annotated' is -65520; it is annotated as fp16, whose largest number "
+                      "is 65504. Try: another annotation."),
+        ("d", None, "d of 'annotated' is None; it is annotated as fp64, a number. Try: another "
+                    "annotation."),
+        ("wide", 2**63, "wide of 'annotated' is 9223372036854775808; it is annotated as i64, an "
+                        "integer from -9223372036854775808 to 9223372036854775807. Try: another "
+                        "annotation."),
+        ("MODE", [1, 2], "MODE of 'annotated' is [1, 2]; it is compiled in by its value, which "
+                         "must be one that can be hashed. Try: a tuple."),
+    ],
+)  # fmt: skip
+def test_a_value_that_its_annotation_does_not_take(cuda, warm_up, name, value, text):
+    launcher = launch.prepare(kernels.annotated)
+    good = {"a": 3, "b": 5, "c": 1.5, "d": 2.5, "wide": 2**40, "MODE": (1, 2)}
+    x = DeviceTensor()
+    for _ in range(warm_up):
+        launcher[(8,)](x, **good)
+    before = cuda.count()
+    with pytest.raises(errors.ArgumentError) as caught:
+        launcher[(8,)](x, **(good | {name: value}))
+    assert str(caught.value) == f"launch: {text}"
+    assert cuda.count() == before
+    launcher[(8,)](x, **good)
+    assert cuda.count() == before + 1
+
+
+def test_values_at_the_ends_of_their_annotations(cuda):
+    both = fake_cuda.Both(cuda, kernels.annotated)
+    x = DeviceTensor()
+    for a, b, wide in ((-(2**31), 0, -(2**63)), (2**31 - 1, 255, 2**63 - 1), (True, True, True)):
+        for c, d in ((65519.0, 1e300), (float("-inf"), float("nan")), (3, True)):
+            for _ in range(4):
+                both((2,), x, a, b, c, d, wide, "text")
+
+
+def test_no_grid_at_all(cuda):
+    launcher = launch.prepare(kernels.add)
+    with pytest.raises(errors.OptionError, match="the grid of 'add' is None; it must be one to"):
+        launcher[None](*tensors(3), 1000, BLOCK=128)
+
+
+def test_numbers_of_numpy(cuda):
+    launcher = launch.prepare(kernels.add)
+    for value in (np.int64(1000), np.float32(0.5), np.bool_(True)):
+        with pytest.raises(errors.ArgumentError, match=r"n is a \w+; 'add' takes .* Try: n\.item"):
+            launcher[(8,)](*tensors(3), value, BLOCK=128)
+
+
+def test_a_number_that_varies_and_does_not_fit_is_told_by_the_driver(cuda):
+    """Where nobody asks before: in launches of the tuner."""
+    x = DeviceTensor()
+    compiled = kernels.annotated[(1,)](x, 3, 5, 1.5, 2.5, 7, "text")
+    variant = tiers.Variant(compiled, kernels.annotated, 0)
+    number = tiers.NUMBER
+    entry = variant.entry(None, [tiers.ADDRESS, number, number, number, number, number, "text"])
+    good = [1, 1, 1, 0, 4096, 3, 5, 1.5, 2.5, 7]
+    entry(*good)
+    for place, value, kind in (
+        (5, 2**31, "i32"), (6, -1, "u8"), (5, 1.5, "i32"), (9, 2**63, "i64"), (8, "x", "fp64"),
+        (4, -1, r"\*fp32"),
+    ):  # fmt: skip
+        wrong = [*good[:place], value, *good[place + 1 :]]
+        text = f"number {place - 3} of those that 'annotated' is launched with is {value!r}, which"
+        before = cuda.count()
+        with pytest.raises(errors.ArgumentError, match=f"{text} is no {kind}, as it"):
+            entry(*wrong)
+        assert cuda.count() == before
+        entry(*good)
+    for place in range(3):
+        for blocks in (-1, 2**32):
+            wrong = [*good[:place], blocks, *good[place + 1 :]]
+            with pytest.raises(errors.OptionError, match="the grid of 'annotated' is out of the"):
+                entry(*wrong)

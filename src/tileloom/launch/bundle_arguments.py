@@ -9,12 +9,8 @@ from typing import Any
 from tileloom.errors import DeviceError, OptionError
 from tileloom.launch.bundle_format import Parameter, Variant
 from tileloom.launch.bundle_parameters import block_of
-from tileloom.launch.specialize import Unsupported, element_name, is_descriptor
+from tileloom.launch.specialize import INTEGERS, Unsupported, element_name, is_descriptor
 
-_INTEGERS = {
-    **{f"i{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
-}
 _TRUTHS = ("i1", "u1")
 
 
@@ -196,8 +192,8 @@ def _reason(parameter: Parameter, value: Any) -> str:
         return _descriptor_reason(parameter, value)
     if kind in _TRUTHS:
         return "" if type(value) is bool else f"is {_shown(value)}, it takes True or False"
-    if kind in _INTEGERS:
-        low, high = _INTEGERS[kind]
+    if kind in INTEGERS:
+        low, high = INTEGERS[kind]
         if type(value) is not int or not low <= value <= high:
             return f"is {_shown(value)}, it takes an integer from {low} to {high}"
         if parameter.aligned and value % 16:

@@ -27,9 +27,9 @@ import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from tileloom.errors import LaunchError, OptionError, shown_value
+from tileloom.errors import ArgumentError, LaunchError, OptionError, shown_value
 
 TENSOR_MAP = "nvTmaDesc"
 """The type of a parameter that is a CUtensorMap of 128 bytes, in Triton's words."""
@@ -181,7 +181,7 @@ def load_cubin(cubin: bytes, name: str, *, shared_bytes: int, device: int) -> Fu
     return Function(function.value or 0, name, device, registers, local_bytes, most_threads)
 
 
-def normal_grid(grid: Sequence[int], name: str) -> tuple[int, int, int]:
+def normal_grid(grid: Sequence[int] | None, name: str) -> tuple[int, int, int]:
     """Check a grid and write it with three numbers.
 
     Args:
@@ -191,8 +191,9 @@ def normal_grid(grid: Sequence[int], name: str) -> tuple[int, int, int]:
     Raises:
         OptionError: If it is not one to three integers in the driver's range.
     """
+    given: Any = grid
     try:
-        sizes = [int(n.__index__()) for n in grid]
+        sizes = [int(n.__index__()) for n in given]
     except (TypeError, AttributeError):
         sizes = []
     if not 1 <= len(sizes) <= 3:
@@ -254,7 +255,7 @@ def _attributes(
 
 
 _SOURCE = """
-def make(pack, run, recover, free, new, attributes, maps, single, result):
+def make(pack, run, recover, refuse, misfit, free, new, attributes, maps, single, result):
     def launch({parameters}):
         try:
             block = free.pop()
@@ -265,6 +266,8 @@ def make(pack, run, recover, free, new, attributes, maps, single, result):
             pack(memory, {offset}, {packed})
         except OverflowError:
             pack(memory, {offset}, {converted})
+        except misfit:
+            refuse({values})
         status = run(*arguments)
         if status:
             recover(status, arguments)
@@ -325,7 +328,7 @@ def _maker(
     converted = [f"single({value})" if form == "f" else value for form, value in rest]
     text = _SOURCE.format(
         parameters=", ".join(parameters), offset=offset, packed=", ".join(packed + plain),
-        converted=", ".join(packed + converted),
+        values=", ".join(values), converted=", ".join(packed + converted),
     )  # fmt: skip
     scope: dict[str, Any] = {}
     exec(text, scope)
@@ -418,6 +421,8 @@ def packed_launch(
         pack.pack_into,
         cuda.cuLaunchKernelEx,
         recover,
+        functools.partial(_refuse, name, [types[i] for i in shown]),
+        struct.error,
         [new()],
         new,
         address,
@@ -427,6 +432,26 @@ def packed_launch(
     )
     launch.__dict__["attributes"] = attributes  # alive as long as the launch that points to it
     return launch
+
+
+def _refuse(name: str, types: Sequence[str], *values: Any) -> NoReturn:
+    """Say which number does not fit the type that its parameter was compiled with."""
+    for place, (kind, value) in enumerate(zip(types, values), start=1):
+        try:
+            if kind != TENSOR_MAP:
+                struct.pack("<" + slot_code(kind), value)
+        except struct.error:
+            raise ArgumentError(
+                f"launch: number {place} of those that '{name}' is launched with is "
+                f"{shown_value(value)}, which is no {kind}, as it was compiled for. Try: a kernel "
+                "compiled for a wider type."
+            ) from None
+        except OverflowError:  # infinity, as C converts
+            continue
+    raise OptionError(
+        f"launch: the grid of '{name}' is out of the driver's range, which is 1 to 2^31 - 1 along "
+        "x and 1 to 65535 along y and z. Try: more work in each block."
+    )
 
 
 def _addresses(codes: Sequence[str], shown: Sequence[int]) -> tuple[list[int], int]:

@@ -22,6 +22,7 @@ from tileloom.errors import (
     LaunchError,
     OptionError,
     UnknownOptionError,
+    shown_value,
 )
 from tileloom.launch import bundle_use, compat, descriptors, guard, scratch, watch
 from tileloom.launch.bound import BoundLaunch, Number
@@ -33,6 +34,7 @@ from tileloom.launch.specialize import (
     Unsupported,
     is_descriptor,
     parameters_of,
+    reason_against,
     specializer,
 )
 from tileloom.launch.tiers import NUMBER, Variant, is_settled
@@ -70,6 +72,8 @@ class Launcher:
         watch.register(self)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        if grid is None:
+            normal_grid(grid, self.name)
         return MethodType(self._call, grid)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -240,6 +244,12 @@ class Launcher:
                 f"launch: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given. "
                 f"{self._signature()} Try: give every parameter that has no default."
             )
+        for parameter, value in zip(self._parameters, values):
+            if why := reason_against(parameter, value):
+                raise ArgumentError(
+                    f"launch: {parameter.name} of '{self.name}' is {shown_value(value)}; it is "
+                    f"{why}."
+                )
         active = cuda_driver()
         if active is None or not watch.is_quiet(self.kernel):
             return self._plain(grid, *values, **options)
@@ -391,7 +401,7 @@ class Launcher:
         given = dict(zip(names, args)) | {n: v for n, v in named.items() if n in names}
         accepted = (int, bool, float, type(None), tuple)
         odd = [
-            f"{p.name} is a {type(given[p.name]).__name__}"
+            p.name
             for p in self._parameters
             if not p.is_constexpr
             and p.name in given
@@ -399,9 +409,13 @@ class Launcher:
             and not hasattr(given[p.name], "data_ptr")
             and not is_descriptor(given[p.name])
         ]
+        remedy = "annotate a compile-time parameter as tl.constexpr"
+        if odd and hasattr(given[odd[0]], "item"):  # a number of NumPy
+            remedy = f"{odd[0]}.item()"
+        told = [f"{name} is a {type(given[name]).__name__}" for name in odd]
         return (
-            f"launch: {'; '.join(odd) or error}; '{self.name}' takes tensors, descriptors, Python "
-            "numbers and None there. Try: annotate a compile-time parameter as tl.constexpr."
+            f"launch: {'; '.join(told) or error}; '{self.name}' takes tensors, descriptors, Python "
+            f"numbers and None there. Try: {remedy}."
         )
 
 

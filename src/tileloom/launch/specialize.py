@@ -23,6 +23,9 @@ leaves ``""`` for ``"D"``. An annotation such as `tl.int64` gives the type.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +41,13 @@ _DTYPES = {
     "torch.float8_e5m2fnuz": "fp8e5b16",
 }  # fmt: skip
 _names: dict[Any, str] = {}
+
+
+INTEGERS = {
+    **{f"i{bits}": (-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
+}
+"""The least and the largest number of each integer type."""
 
 
 class Unsupported(Exception):
@@ -172,6 +182,33 @@ def specialize(parameter: Parameter, value: Any) -> Specialization:
             return parameter.kind, None
         return parameter.kind, _plain(value, parameter.is_const, True, parameter.align)[1]
     return _plain(value, parameter.is_const, parameter.specialize, parameter.align)
+
+
+def reason_against(parameter: Parameter, value: Any) -> str:
+    """Say why a parameter cannot have a value; empty if it can, as far as its annotation tells.
+
+    Args:
+        parameter: The parameter.
+        value: The argument.
+    """
+    if parameter.is_constexpr:
+        try:
+            hash(value)
+        except TypeError:
+            return "compiled in by its value, which must be one that can be hashed. Try: a tuple"
+        return ""
+    kind = parameter.kind
+    if kind in INTEGERS:
+        low, high = INTEGERS[kind]
+        with contextlib.suppress(TypeError):
+            if low <= operator.index(value) <= high:
+                return ""
+        return f"annotated as {kind}, an integer from {low} to {high}. Try: another annotation"
+    if kind.startswith(("fp", "bf")) and not hasattr(value, "__float__"):
+        return f"annotated as {kind}, a number. Try: another annotation"
+    if kind == "fp16" and 65520 <= abs(value) < math.inf:  # Triton rounds none to infinity
+        return "annotated as fp16, whose largest number is 65504. Try: another annotation"
+    return ""
 
 
 def specializer(parameters: Sequence[Parameter]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
