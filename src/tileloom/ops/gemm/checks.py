@@ -92,8 +92,12 @@ def check_operands(op: str, a: torch.Tensor, b: torch.Tensor) -> None:
         )
     check_device(op, "b", b, a)
     if a.shape[-1] != b.shape[-2]:
-        flips = b.dim() == 2 and a.shape[-1] == b.shape[-1]
-        remedy = "b.mT: it looks like the weight of a linear layer" if flips else "a.mT or b.mT"
+        remedy = f"a b of {a.shape[-1]} rows, or an a of {b.shape[-2]} columns"
+        if a.shape[-1] == b.shape[-1]:
+            looks = ": it looks like the weight of a linear layer" if b.dim() == 2 else ""
+            remedy = f"b.mT{looks}"
+        elif a.shape[-2] == b.shape[-2]:
+            remedy = "a.mT"
         raise ShapeError(
             f"{op}: a has shape {tuple(a.shape)} and b {tuple(b.shape)}; a's last size (K) must "
             f"be b's last but one. Try: {remedy}."
