@@ -229,6 +229,10 @@ def test_a_scheduler_says_what_it_cannot():
     )
     huge = of(2**20, 2**20, 8, block=(16, 16, 8))
     assert "32 bits count them" in StaticPersistentScheduler.can_implement(huge)[0]
+    wide = of(64, 64, 8, block=(8, 8, 8), max_swizzle_size=2**28)
+    assert StaticPersistentScheduler.can_implement(wide) == (
+        "a group of the raster has 2147483648 tiles, and 32 bits count them",
+    )
     with pytest.raises(errors.OptionError, match=r"cta is 4; it must be in 0 \.\. grid - 1 = 3"):
         StaticPersistentScheduler(of(8, 8, 8, block=(8, 8, 8)), 4, 4)
 

@@ -94,6 +94,9 @@ class StaticPersistentScheduler:
             reasons.append(f"A comes in {params.chunks} chunks, and it does not wait")
         if params.blocks_per_problem >= 2**31 - 2**16:
             reasons.append(f"there are {params.blocks_per_problem} tiles, and 32 bits count them")
+        group = params.swizzle_size * max(params.get_tiled_cta_shape_mnl()[:2])
+        if group >= 2**31:
+            reasons.append(f"a group of the raster has {group} tiles, and 32 bits count them")
         return tuple(reasons)
 
     @staticmethod

@@ -81,7 +81,7 @@ class TritonConfig:
             why.append("it waits for no chunk")
         if problem.k == 0:
             why.append("K is 0")
-        why += _size_reasons(problem, self.block_m, self.block_n)
+        why += _size_reasons(problem, self.block_m, self.block_n, self.swizzle_size)
         ranges = (("block_m", 16, 256), ("block_n", 16, 256), ("block_k", 16, 128))
         for name, least, most in (*ranges, ("num_warps", 1, 16)):
             value: int = getattr(self, name)
@@ -201,7 +201,8 @@ class GluonSm90Config:
             why.append(f"out_dtype {problem.out_dtype} is not float16, bfloat16 or float32")
         if problem.k == 0:
             why.append("K is 0")
-        why += _size_reasons(self.seen(problem), self.block_m, self.block_n, self.splits)
+        sizes = (self.block_m, self.block_n, self.swizzle_size, self.splits)
+        why += _size_reasons(self.seen(problem), *sizes)
         if not why:
             why += _layout_reasons(problem)
         return (*why, *self._faults(problem))
@@ -276,19 +277,20 @@ SWAP_TILES = (
 BACKENDS = ("gluon_sm90", "triton", "reference")
 
 
-def _size_reasons(problem: MatmulProblem, block_m: int, block_n: int, splits: int = 1) -> list[str]:
+def _size_reasons(
+    problem: MatmulProblem, block_m: int, block_n: int, swizzle_size: int, splits: int = 1
+) -> list[str]:
     """What the kernels' 32-bit numbers of rows, columns and tiles ask for."""
     limit = _MAX_INT32 - 512
     sizes = (("M", problem.m), ("N", problem.n), ("K", problem.k))
     why = [f"{name} is {size}, more than {limit}" for name, size in sizes if size > limit]
-    tiles = (
-        -(-problem.m // max(1, block_m))
-        * -(-problem.n // max(1, block_n))
-        * problem.l
-        * max(1, splits)
-    )
+    tiles_m, tiles_n = -(-problem.m // max(1, block_m)), -(-problem.n // max(1, block_n))
+    tiles = tiles_m * tiles_n * problem.l * max(1, splits)
     if tiles > limit:
         why.append(f"there are {tiles} tiles of {block_m} x {block_n}, more than {limit}")
+    group = swizzle_size * max(tiles_m, tiles_n)  # as the kernels multiply it, with tiles or not
+    if group > limit:
+        why.append(f"swizzle_size is {swizzle_size}: a group has {group} tiles, more than {limit}")
     if problem.chunks > limit // (TABLE_INTS + 1):
         why.append(f"there are {problem.chunks} chunks, more than {limit // (TABLE_INTS + 1)}")
     return why
