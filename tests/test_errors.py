@@ -52,6 +52,17 @@ def test_a_row_of_the_page_says_so(name):
     assert any(row.startswith(f"| `{name}` | `{BUILTIN[name].__name__}` | ") for row in rows)
 
 
+def test_the_emulators_launch_error_is_one():
+    from tileloom import emulator
+
+    assert issubclass(emulator.LaunchError, errors.LaunchError)
+    with (
+        pytest.raises(errors.OptionError, match="arch='sm_91' is not known"),
+        emulator.run(arch="sm_91"),
+    ):
+        pass
+
+
 def test_bullet_list():
     reasons = {"gluon_sm90": ("head dim 96", "dtype fp32"), "triton": ("no GPU",)}
     assert errors.bullet_list(reasons) == "- gluon_sm90: head dim 96; dtype fp32\n- triton: no GPU"

@@ -126,7 +126,7 @@ def test_no_gpu_is_a_clear_error(monkeypatch, capsys):
 )
 def test_options_are_checked_before_a_gpu_is_asked_for(monkeypatch, capsys, arguments, said):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert tileloom_main(["bench", *arguments]) == 1
+    assert tileloom_main(["bench", *arguments]) == 2
     assert f"tileloom: bench: {said}" in capsys.readouterr().err
 
 
@@ -151,7 +151,7 @@ def test_help_names_what_the_operator_takes_and_nothing_else(operator, capsys):
         with pytest.raises(SystemExit) as caught:
             tileloom_main(["bench", operator, option])
         assert caught.value.code == 2
-    assert "unrecognized arguments" in capsys.readouterr().err or not REFUSED[operator]
+    assert "there is no option '--ba" in capsys.readouterr().err or not REFUSED[operator]
 
 
 def test_features_are_measured(card, monkeypatch, tmp_path):
@@ -294,8 +294,7 @@ def test_a_hanging_kernel_ends_the_process_and_keeps_what_is_there(
 
     monkeypatch.setattr(bench, "run_cell", run_cell)
     monkeypatch.setattr(watchdog, "end_process", ended.append)
-    with pytest.raises(KeyboardInterrupt):
-        card("--peers", "flash", "--out", str(out), "--step-limit", "3")
+    assert card("--peers", "flash", "--out", str(out), "--step-limit", "3") == 130
     assert "tiny-causal: timing tileloom" in ended[0]
     record = load(out)
     assert [cell["case"]["name"] for cell in record["cells"]] == ["tiny"]
@@ -316,7 +315,7 @@ def test_a_hanging_kernel_ends_the_process_and_keeps_what_is_there(
     ],
 )
 def test_wrong_arguments(card, capsys, args, text):
-    assert card(*args) == 1
+    assert card(*args) == 2
     assert text in capsys.readouterr().err
 
 

@@ -149,6 +149,13 @@ def test_what_is_no_bundle_gets_status_1(action, tmp_path, capsys):
     assert "is no bundle: it does not begin with" in (shown.out + shown.err).replace("\n", " ")
 
 
+@pytest.mark.parametrize("action", ["show", "verify"])
+def test_a_path_of_no_file_gets_status_2(action, tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "nofile"):
+        assert main(["bundle", action, str(path)]) == 2
+        assert f"tileloom: bundle: there is no file '{path}'. Try: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_show_of_a_damaged_binary_gets_status_1(options, path, capsys):
     data = bytearray(path.read_bytes())

@@ -158,7 +158,7 @@ def test_a_model_with_its_own_attention_is_refused(tiny_demo, monkeypatch, capsy
     from tileloom.integrations.hf_embedder import Embedder
 
     monkeypatch.setattr(Embedder, "use", lambda self, implementation: self)
-    assert tiny_demo() == 1
+    assert tiny_demo() == 2
     assert "never called the attention that it was told to use" in capsys.readouterr().err
 
 
@@ -170,7 +170,7 @@ def test_a_model_with_its_own_attention_is_refused(tiny_demo, monkeypatch, capsy
     ],
 )
 def test_wrong_arguments_are_explained(arguments, text, capsys):
-    assert main(["demo", *arguments]) == 1
+    assert main(["demo", *arguments]) == 2
     assert text in capsys.readouterr().err
 
 

@@ -76,7 +76,7 @@ def test_a_chunk_that_never_comes_is_said_and_exits_with_1(capsys):
     ],
 )
 def test_wrong_options_are_one_sentence(capsys, options, text):
-    assert main(["explain", "gemm", "64", "64", "64", *options]) != 0
+    assert main(["explain", "gemm", "64", "64", "64", *options]) == 2
     assert text in capsys.readouterr().err
 
 

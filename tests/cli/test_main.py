@@ -11,7 +11,7 @@ import pytest
 
 from tileloom import __version__, knobs
 from tileloom.cli import main as cli
-from tileloom.errors import OptionError
+from tileloom.errors import ArgumentError, BundleError, DeviceError, OptionError
 
 _ROOT = Path(__file__).parents[2]
 _SAMPLE = """
@@ -110,28 +110,71 @@ def test_an_unknown_command_gets_the_nearest_one(capsys):
     assert "Commands: " in capsys.readouterr().err
 
 
-def test_a_wrong_option_exits_with_2(capsys):
+@pytest.mark.parametrize(
+    ("arguments", "usage", "said"),
+    [
+        ("inspect --jsn", "inspect", "there is no option '--jsn'. Did you mean '--json'?"),
+        (
+            "check --foo x.py",
+            "check",
+            "there is no option '--foo'. Options: -h, --sch",
+        ),
+        (
+            "bench rowwise --config x",
+            "bench rowwise",
+            "there is no option '--config'. ",
+        ),
+        (
+            "bundle show b --arch=80",
+            "bundle show",
+            "there is no option '--arch'. Options: -h, ",
+        ),
+        ("doctor all", "doctor", "there is no place for an argument 'all'"),
+        ("bundle build", "bundle build", "the following arguments are required: FILE\n"),
+        ("cache export", "cache export", "the following arguments are required: FILE\n"),
+        ("--colour", "[-h]", "there is no option '--colour'. Options: -h, --version."),
+    ],
+)
+def test_the_commands_own_parser_tells_of_a_wrong_argument(arguments, usage, said, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["inspect", "--no-such-option"])
+        cli.main(arguments.split())
     assert stop.value.code == 2
-    assert "--no-such-option" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"usage: tileloom {usage}")
+    assert f": error: {said}" in shown
+
+
+@pytest.mark.parametrize("command", ["", "check", "bundle show", "bench gemm"])
+def test_help_tells_the_exit_statuses(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([*command.split(), "--help"])
+    assert "2 for a wrong argument or setting." in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
-    "error", [OptionError("arch is 'sm_1'."), knobs.KnobError("knobs: no such knob.")]
+    ("status", "error"),
+    [
+        (2, OptionError("arch is 'sm_1'.")),
+        (2, knobs.KnobError("knobs: no such knob.")),
+        (2, ArgumentError("tile is None.")),
+        (1, BundleError("bundle: 'b' is damaged.")),
+        (1, DeviceError("bench: there is no GPU.")),
+    ],
 )
-def test_an_error_of_ours_is_one_line_and_status_1(monkeypatch, capsys, error):
+def test_an_error_of_ours_is_one_line_and_a_wrong_argument_status_2(
+    monkeypatch, capsys, status, error
+):
     def fail(command, arguments):
         raise error
 
     monkeypatch.setattr(cli, "_run", fail)
-    assert cli.main(["inspect"]) == 1
+    assert cli.main(["inspect"]) == status
     assert capsys.readouterr() == ("", f"tileloom: {error}\n")
 
 
 def test_status_and_error_of_a_command(tree):
     assert _finish(tree("bench", "three")) == (3, "", "")
-    assert _finish(tree("bench", "fail")) == (1, "", "tileloom: bench: k has 6 heads, q has 16.\n")
+    assert _finish(tree("bench", "fail")) == (2, "", "tileloom: bench: k has 6 heads, q has 16.\n")
 
 
 def test_a_reader_that_goes_away(tree):

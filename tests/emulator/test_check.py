@@ -12,10 +12,10 @@ import torch
 
 from tests.emulator import support
 from tileloom.cli.main import main
-from tileloom.emulator import LaunchError
 from tileloom.emulator.check import Setting, check_file, check_in_child, settings
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.report import annotation
+from tileloom.errors import OptionError
 from tileloom.target import H100
 
 KERNEL = """
@@ -122,18 +122,15 @@ def test_a_failing_assertion_of_the_file_is_a_failure(tmp_path):
 def test_a_file_without_a_launch_is_refused(tmp_path):
     path = tmp_path / "nothing.py"
     path.write_text("def main():\n    pass\n")
-    with pytest.raises(LaunchError, match="launched no kernel"):
+    with pytest.raises(OptionError, match="launched no kernel"):
         check_file(path, ONCE)
-    with pytest.raises(LaunchError, match="there is no file"):
+    with pytest.raises(OptionError, match="there is no file"):
         check_file(tmp_path / "missing.py", ONCE)
 
 
 @pytest.mark.parametrize(
     ("text", "options", "sentence"),
     [
-        ("def main(:", [], "SyntaxError"),
-        ("def main(:", [], "of which failed; 0 errors, 0 warnings"),
-        ("\xff", [], "no kernel: 0 launches"),
         ("CASES = [1]", [], "CASES of FILE is a list; it must map names to functions without"),
         ("def main():\n    pass", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no"),
         ("CASES = {}", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no --case."),
@@ -147,9 +144,24 @@ def test_a_file_without_a_launch_is_refused(tmp_path):
 def test_what_is_wrong_with_a_file_is_a_sentence(text, options, sentence, tmp_path, capsys):
     path = tmp_path / "odd.py"
     path.write_bytes(text.encode("latin-1"))
-    assert main(["check", str(path), *LATE, *options]) == 1
+    assert main(["check", str(path), *LATE, *options]) == 2
     said = capsys.readouterr()
-    assert sentence.replace("FILE", str(path)) in said.out + said.err
+    assert sentence.replace("FILE", str(path)) in said.err
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("def main(:", "SyntaxError"),
+        ("def main(:", "of which failed; 0 errors, 0 warnings"),
+        ("\xff", "no kernel: 0 launches"),
+    ],
+)
+def test_a_file_that_is_no_python_fails(text, sentence, tmp_path, capsys):
+    path = tmp_path / "odd.py"
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["check", str(path), *LATE]) == 1
+    assert sentence in capsys.readouterr().out
 
 
 def test_reports_are_kept_once_over_all_settings(tmp_path):
@@ -168,17 +180,17 @@ def test_kernel_filter(tmp_path):
     (finding,) = check_file(path, ONCE, kernel="shift").findings
     assert str(finding.report) == finding.report.text()
     with pytest.raises(
-        LaunchError, match=r"launched no kernel 'shft'; it launched other, shift\. Try: .*:shift\.$"
+        OptionError, match=r"launched no kernel 'shft'; it launched other, shift\. Try: .*:shift\.$"
     ):
         check_file(path, ONCE, kernel="shft")
-    assert main(["check", f"{path}:shft", *LATE]) == 1
+    assert main(["check", f"{path}:shft", *LATE]) == 2
 
 
 def test_command_line_exit_status(tmp_path, capsys):
     good = write(tmp_path, "module.py", MAIN)
     assert main(["check", str(good), *LATE]) == 0
     assert "shift: 1 launches in 1 runs; 0 errors, 0 warnings and infos" in capsys.readouterr().out
-    assert main(["check", str(tmp_path / "none.py")]) == 1
+    assert main(["check", str(tmp_path / "none.py")]) == 2
     assert "there is no file" in capsys.readouterr().err
 
 
@@ -188,10 +200,10 @@ def test_options_out_of_range_are_refused(tmp_path, capsys):
         with pytest.raises(SystemExit, match="2"):
             main(["check", good, option, "0"])
         assert f"{option}: '0' is not a whole number of at least 1" in capsys.readouterr().err
-    assert main(["check", good, "--line", "3"]) == 1
+    assert main(["check", good, "--line", "3"]) == 2
     said = capsys.readouterr().err
     assert "check: --kernels and --line choose mutants. Try: --mutate with them." in said
-    assert main(["check", f"{good}::test_it[a]"]) == 1
+    assert main(["check", f"{good}::test_it[a]"]) == 2
     assert f"names a test. Try: {good} --case test_it[a]." in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["check", good, "--json", "--github"])
@@ -283,14 +295,15 @@ def test_cases_are_named_and_chosen(tmp_path, capsys):
     path = write(tmp_path, "cases.py", f"CASES = {{'good': {good}, 'bad': {bad}}}\n")
     assert [f.case for f in check_file(path, ONCE).errors] == ["bad"]
     assert check_file(path, ONCE, case="good").findings == []
-    with pytest.raises(LaunchError, match=r"no case 'god'; it has good, bad\. Try: --case good\.$"):
+    with pytest.raises(OptionError, match=r"no case 'god'; it has good, bad\. Try: --case good\.$"):
         check_file(path, ONCE, case="god")
-    assert main(["check", str(path), *LATE, "--case", "god"]) == 1
+    assert main(["check", str(path), *LATE, "--case", "god"]) == 2
     test = write(tmp_path, "test_two.py", f"def test_good():\n    ({good})()\n{TEST}", "n + 9")
     result = check_file(test, ONCE, case="test_shift")
     assert (result.launches, [f.case for f in result.errors]) == (1, ["test_shift"])
-    (failure,) = check_file(test, ONCE, case="test_ugly").failures
-    assert "ERROR: not found: " in failure.text
+    with pytest.raises(OptionError, match="ERROR: not found: "):
+        check_file(test, ONCE, case="test_ugly")
+    assert main(["check", str(test), *LATE, "--case", "test_ugly"]) == 2
 
 
 def test_a_case_that_raises_keeps_no_other_from_running(tmp_path):

@@ -17,6 +17,7 @@ from tileloom.emulator.costs import Assembled
 from tileloom.emulator.irtext import read_module
 from tileloom.emulator.lower import Program
 from tileloom.emulator.report import Reporter
+from tileloom.errors import OptionError
 
 
 @gluon.jit
@@ -68,7 +69,7 @@ def test_bank_conflicts_are_warnings_with_their_factor(level, layout, factor):
 def test_costs_are_told_only_if_asked_for():
     assert run_turned(PLAIN).reports == []
     assert run_turned(PLAIN, costs=["conflicts"], ignore=["cost"]).reports == []
-    with pytest.raises(emulator.LaunchError, match="costs='time' is not known; accepted are"):
+    with pytest.raises(OptionError, match="costs='time' is not known; accepted are"):
         run_turned(PLAIN, costs=["time"])
 
 

@@ -219,15 +219,15 @@ def test_verdicts_as_json(driver, capsys):
 
 def test_kernels_that_the_file_does_not_import_are_refused(driver, capsys):
     stray = CASE / "names.py"
-    assert main(["check", str(driver), *ONE, "--kernels", str(stray)]) == 1
+    assert main(["check", str(driver), *ONE, "--kernels", str(stray)]) == 2
     assert "names.py is not a module that the checked file imports" in capsys.readouterr().err
 
 
 def test_nothing_to_damage_is_an_error(driver, capsys):
-    assert main(["check", str(driver), *ONE]) == 1
+    assert main(["check", str(driver), *ONE]) == 2
     assert "check: no statement of driver.py synchronises; there is" in capsys.readouterr().err
     library = str(driver.with_name("borrowed_kernels.py"))
-    assert main(["check", str(driver), *ONE, "--kernels", library, "--line", "1"]) == 1
+    assert main(["check", str(driver), *ONE, "--kernels", library, "--line", "1"]) == 2
     said = capsys.readouterr().err
     assert "no statement of borrowed_kernels.py on line 1 synchronises; there is nothing" in said
     assert "Try: --kernels with the file that holds the kernels." in said
@@ -296,6 +296,6 @@ def test_a_kernel_limits_what_is_damaged_and_what_counts(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "lonely.py:6  memory order made relaxed" in out
     assert "1 mutants, 1 that nobody notices" in out
-    assert main(["check", f"{path}:lonly", *ONE]) == 1
+    assert main(["check", f"{path}:lonly", *ONE]) == 2
     said = capsys.readouterr().err
     assert f"lonely.py has no jitted function 'lonly' to damage. Try: {path}:lonely." in said

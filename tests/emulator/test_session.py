@@ -19,6 +19,7 @@ from tests.emulator import corpus, kernels, support
 from tests.emulator.cases.names import tma_load
 from tileloom import emulator
 from tileloom.emulator.session import Run
+from tileloom.errors import OptionError
 from tileloom.target import CPU, target_of
 
 
@@ -65,7 +66,7 @@ def test_driver_and_hook_are_given_back_after_an_error():
     ],
 )
 def test_options_outside_their_range_are_refused(options, text):
-    with pytest.raises(emulator.LaunchError) as caught, emulator.run(**options):
+    with pytest.raises(OptionError) as caught, emulator.run(**options):
         pass
     assert text in str(caught.value)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tileloom.cli.bench_ours import DROPOUT_SEED, OURS, kept_by_dropout, ours, read_config
-from tileloom.errors import DeviceError, OptionError, TileloomError
+from tileloom.errors import DeviceError, OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -452,15 +452,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments without the program's name; default: the process's.
 
     Returns:
-        The exit status of `run`; 1 after an error.
+        The exit status, as of `tileloom bench`.
     """
-    parser = argparse.ArgumentParser(prog="tileloom bench")
-    _add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except TileloomError as error:
-        _say(f"tileloom: {error}")
-        return 1
+    from tileloom.cli.main import main as tileloom_main
+
+    return tileloom_main(["bench", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

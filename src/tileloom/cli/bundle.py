@@ -41,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
     build.add_argument(
         "kernel",
         nargs="*",
+        default=[],
         metavar="KERNEL",
         help="a kernel's name, the part before its '[', or a pattern with *; default: all",
     )
@@ -90,9 +91,17 @@ def run(args: argparse.Namespace) -> int:
         args: What the parser made of the command line.
 
     Returns:
-        0; 1 if a kernel does not compile, or the bundle is not as it should be; 2 for a name, an
-        architecture or a path that fits nothing.
+        0; 1 if the bundle is not as it should be.
+
+    Raises:
+        OptionError: If a name, an architecture or a path fits nothing.
+        BundleError: If a kernel does not compile, or the bundle cannot be read.
     """
+    if args.action != "build" and not args.path.is_file():
+        raise OptionError(
+            f"bundle: there is no file '{args.path}'. Try: the path of a file that `tileloom "
+            "bundle build` wrote."
+        )
     return {"build": _build, "show": _show, "verify": _verify}[args.action](args)
 
 
@@ -147,9 +156,6 @@ def _build(args: argparse.Namespace) -> int:
                 triton_path=args.triton,
                 on_result=on_result,
             )
-    except OptionError as error:
-        print(f"tileloom: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
         raise BundleError(f"bundle: '{args.path}' cannot be written: {error.strerror}.") from None
     size = args.path.stat().st_size

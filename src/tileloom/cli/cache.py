@@ -49,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
         made[name].add_argument(
             "kernel",
             nargs="*",
+            default=[],
             metavar="KERNEL",
             help="a kernel's name, the name of a file without .json, or a pattern with *",
         )
@@ -64,26 +65,26 @@ def run(args: argparse.Namespace) -> int:
         args: What the parser made of the command line.
 
     Returns:
-        0; 1 if a file is damaged or a kernel does not compile; 2 for a name that fits nothing.
+        0; 1 if a file is damaged.
+
+    Raises:
+        OptionError: If a name fits nothing.
+        BundleError: If a kernel does not compile.
     """
     from tileloom.tuning.store import Store, readable
 
     store = Store()
     entries = list(readable(store))
-    try:
-        if args.action == "verify":
-            return _verify(store, entries, is_json=args.json)
-        chosen = select(entries, args.kernel)
-        if args.action == "ls":
-            return _list(store, chosen, is_json=args.json)
-        if args.action == "show":
-            return _show(chosen, is_json=args.json)
-        if args.action == "clear":
-            return _clear(store, chosen, everything=args.all, named=bool(args.kernel))
-        return _export(args.path, chosen)
-    except OptionError as error:
-        print(f"tileloom: {error}", file=sys.stderr)
-        return 2
+    if args.action == "verify":
+        return _verify(store, entries, is_json=args.json)
+    chosen = select(entries, args.kernel)
+    if args.action == "ls":
+        return _list(store, chosen, is_json=args.json)
+    if args.action == "show":
+        return _show(chosen, is_json=args.json)
+    if args.action == "clear":
+        return _clear(store, chosen, everything=args.all, named=bool(args.kernel))
+    return _export(args.path, chosen)
 
 
 def _kernel(path: Path) -> str:

@@ -26,7 +26,8 @@ def add_parser(subparsers: Any) -> None:
             "functions) on the CPU, its CUDA devices mapped to an emulated Hopper card, under "
             "several schedules, and print every race, deadlock and misuse. The file runs in a "
             "process of its own; what it prints goes to stderr. Exit status 1 if there is an "
-            "error, 2 for a wrong command line."
+            "error, with --mutate if nobody notices a mutant, 2 for a wrong argument, also where "
+            "FILE launches no kernel."
         ),
     )
     add = parser.add_argument
@@ -81,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
 
     Returns:
         0 if nothing is wrong, 1 if there is an error, or with ``--mutate`` an unnoticed mutant.
+
+    Raises:
+        OptionError: If an argument is wrong, or the file launches no kernel.
     """
     from tileloom.emulator.check import check_in_child, settings
 

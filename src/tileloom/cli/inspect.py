@@ -10,7 +10,6 @@ import importlib.util
 import json
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "kernel",
         nargs="*",
+        default=[],
         metavar="KERNEL",
         help="a kernel's name, the part before its '[', or a pattern with *; default: all",
     )
@@ -333,17 +333,16 @@ def run(args: argparse.Namespace) -> int:
         args: What the parser made of the command line.
 
     Returns:
-        0; 1 if a kernel has a fault; 2 if a name or an architecture fits nothing.
+        0; 1 if a kernel has a fault.
+
+    Raises:
+        OptionError: If a name or an architecture fits nothing.
     """
     from tileloom.launch.aot import compile_in_workers
     from tileloom.launch.budget import faults
 
-    try:
-        pairs = pairs_of(select(shipped_specs(), args.kernel), args.arch)
-        check_triton(args.triton)
-    except OptionError as error:
-        print(f"tileloom: {error}", file=sys.stderr)
-        return 2
+    pairs = pairs_of(select(shipped_specs(), args.kernel), args.arch)
+    check_triton(args.triton)
     with progress(len(pairs)) as on_result:
         results = compile_in_workers(
             pairs,

@@ -13,12 +13,26 @@ import importlib
 import importlib.util
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tileloom import __version__, knobs, log
-from tileloom.errors import TileloomError
+from tileloom.errors import (
+    ArgumentError,
+    ConfigError,
+    OptionError,
+    ShapeError,
+    TileloomError,
+    UnknownOptionError,
+)
+
+WRONG_ARGUMENT = (
+    OptionError, UnknownOptionError, ArgumentError, ConfigError, ShapeError, knobs.KnobError,
+)  # fmt: skip
+"""Errors that say that the command line, or a setting, is wrong: nothing was found yet."""
 
 COMMANDS = {
     "demo": "run the main job on real text: embeddings, a search, a report",
@@ -32,16 +46,50 @@ COMMANDS = {
 }
 
 
+_STATUS = (
+    "Exit status: 0 if all is well, 1 if a fault was found or something failed, 2 for a wrong "
+    "argument or setting."
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells of an unknown argument itself: it knows the command's own options.
+
+    Parsers of commands and of their actions are of this class, too.
+    """
+
+    def __init__(self, *, epilog: str = _STATUS, **options: Any) -> None:
+        super().__init__(epilog=epilog, **options)
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]: it has overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse; end the process with status 2 where something is left over."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            unknown = next((text for text in left if text.startswith("-")), left[0])
+            self.error(self._unknown(unknown.partition("=")[0]))
+        return found, left
+
+    def _unknown(self, text: str) -> str:
+        if not text.startswith("-"):
+            return f"there is no place for an argument '{text}'"
+        known = re.findall(r"(?<![\w-])--?[a-z][\w-]*", self.format_usage())
+        near = difflib.get_close_matches(text, known, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Options: {', '.join(known)}."
+        return f"there is no option '{text}'. {hint}"
+
+
 def _is_there(command: str) -> bool:
     return importlib.util.find_spec(f"tileloom.cli.{command}") is not None
 
 
 def _parser(command: str | None) -> argparse.ArgumentParser:
     """Build the parser: the chosen command with all its options, the others as names only."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tileloom",
         description="GPU kernels for PyTorch on NVIDIA Hopper, and the tools around them.",
-        epilog="`tileloom COMMAND --help` shows a command's options.",
+        epilog=f"`tileloom COMMAND --help` shows a command's options. {_STATUS}",
     )
     parser.add_argument("--version", action="version", version=f"tileloom {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -65,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 if all is well, 1 after an error or where the command found a fault, 2
-        for a wrong command line, 130 after Ctrl-C, 141 when the reader of a pipe went away.
+        for a wrong argument or setting (`WRONG_ARGUMENT`), 130 after Ctrl-C, 141 when the reader
+        of a pipe went away.
     """
     for stream in (sys.stdout, sys.stderr):
         # A file's name need not be UTF-8, and a stream need not take every letter.
@@ -83,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(command, arguments)
     except (TileloomError, knobs.KnobError) as error:
         _complain(error)
-        return 1
+        return 2 if isinstance(error, WRONG_ARGUMENT) else 1
     except KeyboardInterrupt:
         _complain("interrupted")
         return 128 + signal.SIGINT

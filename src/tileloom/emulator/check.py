@@ -25,8 +25,9 @@ from tileloom.emulator.costs import COSTS
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.endings import RingUse, never_reused
 from tileloom.emulator.replace import loading
-from tileloom.emulator.report import LaunchError, Report, ReportError
+from tileloom.emulator.report import NoTestError, Report, ReportError
 from tileloom.emulator.session import Run, run
+from tileloom.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def _import(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tileloom_checked_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise LaunchError(f"emulator: {path} is not a Python file.")
+        raise OptionError(f"emulator: {path} is not a Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -173,7 +174,7 @@ class _File:
 
     def __init__(self, path: Path, case: str | None, copy: Path | None) -> None:
         if not path.is_file():
-            raise LaunchError(f"emulator: there is no file {path}.")
+            raise OptionError(f"emulator: there is no file {path}.")
         self.case = case
         self.folder = str(path.resolve().parent)
         self.path = copy or path
@@ -202,7 +203,7 @@ class _File:
             return {"": lambda: run_pytest(self.path, self.case, session, take)}
         cases: Any = getattr(self._module, "CASES", None)
         if not cases and self.case is not None:
-            raise LaunchError(
+            raise OptionError(
                 f"emulator: {self.path} has no CASES, so no case {self.case!r}. Try: no --case."
             )
         if self._module is None:
@@ -210,14 +211,14 @@ class _File:
         if cases is None:
             return {"": self._module.main}
         if not isinstance(cases, Mapping):
-            raise LaunchError(
+            raise OptionError(
                 f"emulator: CASES of {self.path} is a {type(cases).__name__}; it must map names to "
                 "functions without arguments."
             )
         if self.case is None:
             return cases
         if self.case not in cases:
-            raise LaunchError(
+            raise OptionError(
                 f"emulator: {self.path} has no case {self.case!r}; it has {', '.join(cases)}. "
                 f"Try: --case {shlex.quote(nearest(self.case, cases))}."
             )
@@ -257,11 +258,11 @@ def check_file(
         What was found.
 
     Raises:
-        LaunchError: If there is no such file or case, no folder for the timeline, no kernel was
+        OptionError: If there is no such file or case, no folder for the timeline, no kernel was
             launched at all, or none of that name, or the file did not import one of `copies`.
     """
     if timeline is not None and not timeline.absolute().parent.is_dir():
-        raise LaunchError(
+        raise OptionError(
             f"emulator: there is no folder {timeline.parent} to write the timeline to. "
             "Try: make it first."
         )
@@ -281,16 +282,16 @@ def check_file(
         check.look_at_rings()
     for original in copies:
         if original not in used and not result.failures:
-            raise LaunchError(
+            raise OptionError(
                 f"emulator: {original} is not a module that the checked file imports. "
                 "Try: name the file that holds the kernels it launches."
             )
     if not result.launches and not result.failures:
-        raise LaunchError(
+        raise OptionError(
             f"emulator: {path} launched no kernel. Try: give it a main() that does, or a test."
         )
     if kernel is not None and kernel not in result.kernels and not result.failures:
-        raise LaunchError(
+        raise OptionError(
             f"emulator: {path} launched no kernel '{kernel}'; it launched "
             f"{', '.join(sorted(result.kernels))}. Try: {path}:{nearest(kernel, result.kernels)}."
         )
@@ -370,6 +371,8 @@ def _failure_of(action: Callable[[], Any]) -> tuple[str, str]:
         action()
     except ReportError:
         pass
+    except NoTestError:
+        raise
     except SystemExit as stop:
         if stop.code not in (None, 0):
             return f"the script ends with status {stop.code}", "raised"
@@ -429,7 +432,7 @@ def check_in_child(
         What was found.
 
     Raises:
-        LaunchError: See `check_file`.
+        OptionError: See `check_file`.
     """
     result = Result()
     playing = Playing(ways[0])

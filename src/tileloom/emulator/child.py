@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tileloom.emulator.report import EmulatorError
+from tileloom.errors import OptionError
 
 # Imported once in the server that children are forked from, so that each starts at once.
 _PRELOADED = ("tileloom.emulator.preload",)
@@ -38,7 +39,7 @@ def _serve(pipe: Connection, function: Callable[..., None], arguments: Any) -> N
     try:
         function(lambda answer: pipe.send(("answer", answer)), *arguments)
         pipe.send(("end", None))
-    except EmulatorError as error:
+    except (EmulatorError, OptionError) as error:
         pipe.send(("raise", error))
     except Exception:
         pipe.send(("fault", traceback.format_exc()))
@@ -69,6 +70,7 @@ def answers(function: Callable[..., None], *arguments: Any, timeout_s: float) ->
     Raises:
         ChildDied: If the process died or took too long.
         EmulatorError: What the function raised.
+        OptionError: What the function raised.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))

@@ -13,6 +13,7 @@ from pathlib import Path
 from tileloom.emulator.check import Finding, Result, Setting, check_in_child, nearest
 from tileloom.emulator.mutate import Helpers, Mutant, functions_of, kernels_of, mutants
 from tileloom.emulator.report import LaunchError
+from tileloom.errors import OptionError
 
 _MAX_STEPS = 2_000_000  # a mutant that goes on longer is one that does not end
 
@@ -73,7 +74,7 @@ class Judge:
         """Return the mutants of each file; helpers count in all of them.
 
         Raises:
-            LaunchError: If there is no such file or kernel, or it is not Python.
+            OptionError: If there is no such file or kernel, or it is not Python.
         """
         texts = {path: _source(path) for path in self.kernels}
         helpers = Helpers.of(texts.values())
@@ -84,7 +85,7 @@ class Judge:
         if not wanted:
             known = kernels_of(texts.values())
             hint = f" Try: {self.path}:{nearest(self.kernel, known)}." if known else ""
-            raise LaunchError(
+            raise OptionError(
                 f"emulator: {', '.join(path.name for path in texts)} has no jitted function "
                 f"'{self.kernel}' to damage.{hint}"
             )
@@ -169,9 +170,9 @@ def _source(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
         ast.parse(text, filename=path.name)
     except OSError:
-        raise LaunchError(f"emulator: there is no file {path}.") from None
+        raise OptionError(f"emulator: there is no file {path}.") from None
     except (SyntaxError, ValueError) as error:  # or bytes that are no text
-        raise LaunchError(f"emulator: {path} is not Python: {error}.") from None
+        raise OptionError(f"emulator: {path} is not Python: {error}.") from None
     return text
 
 

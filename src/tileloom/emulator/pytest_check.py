@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tileloom.emulator.report import LaunchError
+from tileloom.emulator.report import LaunchError, NoTestError
 from tileloom.emulator.session import Run
+
+_NO_TEST = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 Take = Callable[[str], None]
 """Called with a test's name when it has ended."""
@@ -51,7 +53,8 @@ def run_pytest(path: Path, case: str | None, session: Run, take: Take) -> None:
         take: Called with a test's node id when it has ended.
 
     Raises:
-        LaunchError: If pytest could not run it: there is no such test, or no test at all.
+        NoTestError: If there is no such test, or no test at all.
+        LaunchError: If pytest could not run it for another reason.
         AssertionError: If a test failed.
     """
     captured = io.StringIO()
@@ -62,8 +65,7 @@ def run_pytest(path: Path, case: str | None, session: Run, take: Take) -> None:
     with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured):
         status = pytest.main([target, *options], plugins=[_Tests(session, take)])
     if status not in (0, 1):
-        raise LaunchError(
-            f"emulator: pytest could not run {target}:\n{captured.getvalue()[-2000:]}"
-        )
+        kind = NoTestError if status in _NO_TEST else LaunchError
+        raise kind(f"emulator: pytest could not run {target}:\n{captured.getvalue()[-2000:]}")
     if status == 1:
         raise AssertionError(captured.getvalue()[-4000:])

@@ -8,6 +8,7 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from tileloom import errors
 from tileloom.emulator.ir import UNKNOWN, Loc
 from tileloom.emulator.vocabulary import in_words_of
 from tileloom.errors import TileloomError
@@ -31,8 +32,12 @@ class UnsupportedKernelError(EmulatorError, NotImplementedError):
         super().__init__(f"emulator: {message}" + (f"\n    at   {quote(loc)}" if loc.line else ""))
 
 
-class LaunchError(EmulatorError, ValueError):
-    """The arguments or options of a launch are ones that the hardware or emulator refuses."""
+class LaunchError(EmulatorError, errors.LaunchError, ValueError):
+    """The arguments of a launch are ones that the hardware or emulator refuses."""
+
+
+class NoTestError(errors.OptionError):
+    """A pytest file has no test of the name asked for, or none at all."""
 
 
 class ReportError(EmulatorError):

@@ -24,7 +24,7 @@ from tileloom.emulator.memory import Storage
 from tileloom.emulator.report import KINDS, LaunchError, Report, Reporter
 from tileloom.emulator.stream import Stream
 from tileloom.emulator.timeline import Timeline
-from tileloom.errors import known_keywords
+from tileloom.errors import OptionError, known_keywords
 
 LEVELS = ("ttir", "ttgir", "machine")
 _ARCHS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_90a": (9, 0)}
@@ -153,7 +153,7 @@ class Run:
 
 def _one_of(name: str, value: str, accepted: Sequence[str]) -> str:
     if value not in accepted:
-        raise LaunchError(
+        raise OptionError(
             f"emulator: {name}={value!r} is not known; accepted are {', '.join(accepted)}."
         )
     return value
@@ -161,19 +161,19 @@ def _one_of(name: str, value: str, accepted: Sequence[str]) -> str:
 
 def _some_of(name: str, values: Any, accepted: Sequence[str]) -> None:
     if isinstance(values, str):
-        raise LaunchError(
+        raise OptionError(
             f"emulator: {name}={values!r} is one text; it must be a list of them. "
             f"Try: {name}=[{values!r}]."
         )
     if not isinstance(values, Iterable):
-        raise LaunchError(f"emulator: {name} is {values!r}; it must be a list. Try: {name}=[].")
+        raise OptionError(f"emulator: {name} is {values!r}; it must be a list. Try: {name}=[].")
     for value in values:
         _one_of(name, value, accepted)
 
 
 def _at_least_one(name: str, value: Any) -> None:
     if not isinstance(value, int) or value < 1:
-        raise LaunchError(
+        raise OptionError(
             f"emulator: {name} is {value!r}; it must be a whole number of at least 1."
         )
 
@@ -223,7 +223,8 @@ def run(
         The run: reports, cost of each launch, host events.
 
     Raises:
-        LaunchError: If an argument is not one of those accepted, or another thread is in a run.
+        OptionError: If an argument is not one of those accepted.
+        LaunchError: If another thread is in a run.
         ReportError: From the launch that met the first error, unless `collect` is set.
 
     Example:
@@ -243,7 +244,7 @@ def run(
     _at_least_one("sms", sms)
     _at_least_one("max_steps", max_steps)
     if type(seed) is not int:
-        raise LaunchError(f"emulator: seed is {seed!r}; it must be a whole number. Try: seed=0.")
+        raise OptionError(f"emulator: seed is {seed!r}; it must be a whole number. Try: seed=0.")
     capability = _ARCHS[arch]
     smem = targets.SMEM_BYTES[capability]
     name = "NVIDIA H100 80GB HBM3" if capability == (9, 0) else "NVIDIA A100-SXM4-80GB"
