@@ -109,3 +109,42 @@ def test_a_text_set_from_python_is_read_as_the_variable_is():
     with pytest.raises(knobs.KnobError, match=text):
         knobs.set("launch.tier", "foo")
     assert knobs.get("launch.tier") == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("cache.dir", 5, "cache.dir is set to 5; it must be a path."),
+        ("cache.dir", None, "cache.dir is set to None; it must be a path."),
+        ("cache.dir", b"x", "cache.dir is set to a bytes; it must be a path."),
+        ("launch.jit", True, "launch.jit is set to True; it must be a text."),
+        ("launch.jit", b"forbid", "launch.jit is set to a bytes; it must be a text."),
+        ("launch.tier", ["packed"], "launch.tier is set to a list; it must be a text."),
+        ("dispatch.warn", 0, "dispatch.warn is set to 0; it must be True or False."),
+        ("tuning.timeout", True, "tuning.timeout is set to True; it must be a number of seconds, "
+                                 "above 0 and at most a million."),
+        ("tuning.timeout", 0, "tuning.timeout is set to 0; it must be a number of seconds, above 0 "
+                              "and at most a million."),
+        ("tuning.timeout", float("nan"), "tuning.timeout is set to nan; it must be a number of "
+                                         "seconds, above 0 and at most a million."),
+        ("launch.bundle", 7, "launch.bundle is set to 7; it must be a path."),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_told(name, value, text):
+    before = knobs.get(name)
+    with pytest.raises(knobs.KnobError) as caught:
+        knobs.set(name, value)
+    assert str(caught.value) == f"knobs: {text} Try: such a value."
+    with pytest.raises(knobs.KnobError), knobs.scope({name: value}):
+        pass
+    assert knobs.get(name) == before
+
+
+def test_values_of_the_right_type_are_taken(tmp_path):
+    given = {"cache.dir": tmp_path, "launch.bundle": None, "tuning.timeout": 1,
+             "launch.jit": "Forbid", "debug.labels": True}  # fmt: skip
+    with knobs.scope(given):
+        assert knobs.get("cache.dir") == tmp_path
+        assert knobs.get("launch.bundle") is None
+        assert knobs.get("tuning.timeout") == 1
+        assert knobs.get("launch.jit") == "forbid"

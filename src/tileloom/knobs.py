@@ -147,7 +147,8 @@ def set(name: str, value: Any) -> None:
         value: A value of the knob's type, or a text as its variable takes it.
 
     Raises:
-        KnobError: If there is no such knob, or the text cannot be read.
+        KnobError: If there is no such knob, the text cannot be read, or the value is of another
+            type.
     """
     knob = KNOBS.get(name)
     if knob is None:
@@ -159,7 +160,32 @@ def set(name: str, value: Any) -> None:
             raise KnobError(
                 f"knobs: {name} is set to {value!r}; it must be {error}. Try: such a value."
             ) from None
+    else:
+        value = _checked(knob, value)
     _set[name] = value
+
+
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "True or False"),
+    "path": ((os.PathLike,), "a path"),
+    "seconds": ((int, float), "a number of seconds, above 0 and at most a million"),
+    "text": ((), "a text"),
+}
+
+
+def _checked(knob: Knob, value: Any) -> Any:
+    """Refuse a value of another type than the knob's; what is no text has not been read."""
+    types, wanted = _TYPES[knob.kind]
+    fits = isinstance(value, types) and (knob.kind == "bool" or not isinstance(value, bool))
+    if knob.kind == "seconds" and fits:
+        fits = 0 < value <= 1e6
+    if not fits and not (value is None and knob.default() is None):
+        is_plain = value is None or isinstance(value, (bool, int, float))
+        given = repr(value) if is_plain else f"a {type(value).__name__}"
+        raise KnobError(
+            f"knobs: {knob.name} is set to {given}; it must be {wanted}. Try: such a value."
+        )
+    return Path(value) if isinstance(value, os.PathLike) else value  # pyright: ignore[reportUnknownArgumentType]
 
 
 @contextlib.contextmanager

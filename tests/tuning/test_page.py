@@ -72,6 +72,35 @@ def test_what_a_row_names_is_there():
                 place = getattr(place, part)
 
 
+# Every import line of the seed that is no part of the standard library.
+_IMPORTS = """
+.triton_helpers get_constexprs ..compile_fx clone_preserve_strides ..triton_bundler TritonBundler
+..utils prefix_is_reduction .autotune_cache AutotuneCache .benchmarking benchmarker
+.coordinate_descent_tuner CoordescTuner .hints .runtime_utils .static_cuda_launcher
+StaticallyLaunchedCudaKernel .triton_compat torch torch._inductor config torch._inductor.utils
+do_bench_using_profiling torch._dynamo.device_interface DeviceGuard get_interface_for_device
+torch._dynamo.utils counters torch._environment is_fbcode torch._guards CompileId
+torch._inductor.codecache CudaKernelParamCache torch._prims_common compute_required_storage_length
+torch.utils._debug_mode get_active_debug_mode torch.utils._ordered_set OrderedSet metrics triton
+triton.runtime.interpreter InterpretedFunction mtia.host_runtime.torch_mtia.acc_flags
+"""
+
+
+def test_every_import_of_the_seed_has_one_row_and_what_it_names_is_there():
+    lines = PAGE.read_text().partition("\nIts imports:")[2].splitlines()
+    cells = [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
+    named = [name for left, _ in cells for name in re.findall(r"`([^`]+)`", left)]
+    assert len(named) == len(set(named))
+    assert set(named) >= set(_IMPORTS.split())
+    for _, here in cells:
+        for dotted in re.findall(r"`([^`]+)`", here):
+            module, *path = dotted.removeprefix("tileloom.launch.").split(".")
+            parent = "launch" if dotted.startswith("tileloom.launch.") else "tuning"
+            place = importlib.import_module(f"tileloom.{parent}.{module}")
+            for part in path:
+                place = getattr(place, part)
+
+
 def test_every_grid_has_a_row():
     text = PAGE.read_text()
     table = text[text.index("## Grids") : text.index("## Every name of the original")]
