@@ -329,3 +329,36 @@ def test_a_tuned_launch_costs_no_more_than_a_plain_launcher(tuned, cuda):
         for name, call in calls.items():
             best[name] = min(best[name], timeit.timeit(call, number=500) / 500)
     assert best["tuned"] <= best["plain"] + 0.3e-6
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "text"),
+    [
+        (0, None, "tuning: in_ptr0 of 'scale' is None; it takes a tensor. Try: "
+                  "torch.as_tensor(in_ptr0, device=the GPU)."),
+        (1, 4096, "tuning: out_ptr0 of 'scale' is 4096; it takes a tensor. Try: "
+                  "torch.as_tensor(out_ptr0, device=the GPU)."),
+        (2, 2**31, "launch: number 3 of those that 'scale' is launched with is 2147483648, which "
+                   "is no i32, as it was compiled for. Try: a kernel compiled for a wider type."),
+        (2, 7.5, "launch: number 3 of those that 'scale' is launched with is 7.5, which is no "
+                 "i32, as it was compiled for. Try: a kernel compiled for a wider type."),
+        (2, -5000, "launch: the grid of 'scale' is out of the driver's range, which is 1 to "
+                   "2^31 - 1 along x and 1 to 65535 along y and z. Try: more work in each block."),
+        (3, None, "launch: the stream of 'scale' is None; it must be a CUstream, an integer. Try: "
+                  "torch.cuda.current_stream().cuda_stream."),
+        (3, -1, "launch: the stream of 'scale' is -1; it must be a CUstream, an integer. Try: "
+                "torch.cuda.current_stream().cuda_stream."),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_of_a_tuned_launch(tuned, cuda, place, value, text):
+    tuner = make(tuned)
+    good = [*arguments(), STREAM]
+    tuner.run(*good[:3], stream=STREAM)
+    before = cuda.count()
+    *args, stream = [*good[:place], value, *good[place + 1 :]]
+    with pytest.raises((errors.ArgumentError, errors.OptionError)) as caught:
+        tuner.run(*args, stream=stream)
+    assert str(caught.value) == text
+    assert cuda.count() == before
+    tuner.run(*good[:3], stream=STREAM)
+    assert cuda.count() == before + 1

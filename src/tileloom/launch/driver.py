@@ -267,7 +267,7 @@ def make(pack, run, recover, refuse, misfit, free, new, attributes, maps, single
         except OverflowError:
             pack(memory, {offset}, {converted})
         except misfit:
-            refuse({values})
+            refuse(stream, {values})
         status = run(*arguments)
         if status:
             recover(status, arguments)
@@ -434,8 +434,13 @@ def packed_launch(
     return launch
 
 
-def _refuse(name: str, types: Sequence[str], *values: Any) -> NoReturn:
+def _refuse(name: str, types: Sequence[str], stream: Any, *values: Any) -> NoReturn:
     """Say which number does not fit the type that its parameter was compiled with."""
+    if type(stream) is not int or not 0 <= stream < 2**64:
+        raise ArgumentError(
+            f"launch: the stream of '{name}' is {shown_value(stream)}; it must be a CUstream, an "
+            "integer. Try: torch.cuda.current_stream().cuda_stream."
+        )
     for place, (kind, value) in enumerate(zip(types, values), start=1):
         try:
             if kind != TENSOR_MAP:

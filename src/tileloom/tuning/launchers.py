@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tileloom import log
-from tileloom.errors import ArgumentError, DeviceError
+from tileloom.errors import ArgumentError, DeviceError, shown_value
 from tileloom.launch import guard, tiers, watch
 from tileloom.launch.specialize import Unsupported
 from tileloom.tuning.config import Config
@@ -261,12 +261,18 @@ def check_tensors(kernel: Kernel, name: str, given: Mapping[str, Any]) -> bool:
 
     Raises:
         DeviceError: If one is on the CPU, and not pinned.
-        ArgumentError: If one lies at an address that the kernel is not compiled for.
+        ArgumentError: If one is no tensor, or lies at an address that the kernel is not compiled
+            for.
     """
     is_pinned = False
     for parameter in kernel.types:
         value = given[parameter]
         if not hasattr(value, "data_ptr"):
+            if kernel.types[parameter].startswith("*"):
+                raise ArgumentError(
+                    f"tuning: {parameter} of '{name}' is {shown_value(value)}; it takes a tensor. "
+                    f"Try: torch.as_tensor({parameter}, device=the GPU)."
+                )
             continue
         address = value.data_ptr()
         if not value.is_cuda:
