@@ -42,28 +42,20 @@ def _split(value: Any, ty: Type, pack: int, calls: int) -> list[np.ndarray]:
     raw = dtypes.to_bits(np.atleast_1d(np.asarray(value)), ty.elem).reshape(-1)
     if ty.kind != "tensor":
         return [np.full(calls, raw[0])]
-    rows = raw.reshape(calls, pack)
     per = _elements_a_register(ty, pack)
-    if per == 1:
-        return [np.ascontiguousarray(rows[:, n]) for n in range(pack)]
-    word = WORD[8 * raw.dtype.itemsize * per]
-    packed = np.ascontiguousarray(rows).view(word)
-    return [np.ascontiguousarray(packed[:, n]) for n in range(pack // per)]
+    if per > 1:
+        raw = np.ascontiguousarray(raw).view(WORD[8 * raw.dtype.itemsize * per])
+    return list(np.ascontiguousarray(raw.reshape(calls, pack // per).T))
 
 
 def _merge(registers: list[np.ndarray], ty: Type, pack: int, calls: int) -> Any:
     """Put the registers of a result together."""
     size = 8 * dtypes.size_of(ty.elem)
     per = _elements_a_register(ty, pack)
-    columns = [
-        r[:calls].astype(WORD[size * per], copy=False) if r.dtype != np.bool_ else r[:calls]
-        for r in registers
-    ]
-    if ty.elem == "i1":
-        values: np.ndarray = np.stack([c != 0 for c in columns], -1)
-    else:
-        stacked = np.ascontiguousarray(np.stack(columns, -1)).view(WORD[size])
-        values = dtypes.from_bits(stacked, ty.elem)
+    columns = np.empty((calls, len(registers)), WORD[size * per])
+    for n, register in enumerate(registers):
+        columns[:, n] = register[:calls] != 0 if ty.elem == "i1" else register[:calls]
+    values: np.ndarray = dtypes.from_bits(columns.view(WORD[size]), ty.elem)
     if ty.kind != "tensor":
         return dtypes.scalar(values.reshape(-1)[0], ty.elem)
     return values.reshape(ty.shape)

@@ -215,7 +215,8 @@ class Lanes:
         """Write raw words (or bools) to a register in the lanes that run."""
         if operand == "_":
             return
-        words = np.broadcast_to(words, (self.count,))
+        if words.shape != (self.count,):
+            words = np.broadcast_to(words, (self.count,))
         if self.mask is not None:
             old = self.registers.get(operand)
             if old is None:
