@@ -93,7 +93,7 @@ KNOBS: dict[str, Knob] = {
         Knob("launch.tier", "TILELOOM_LAUNCH_TIER", lambda: "auto", _read_tier, "text",
              "How prepared launches reach the driver: auto, packed, direct, seam or plain."),
         Knob("log.levels", "TILELOOM_LOGS", lambda: "", str, "text",
-             "Loggers to show, in the grammar of TORCH_LOGS: +dispatch,compile,-bench."),
+             "Loggers to show, in the grammar of TORCH_LOGS: +dispatch,tuning,-launch."),
         Knob("dispatch.warn", "TILELOOM_DISPATCH_WARN", lambda: True, _read_bool, "bool",
              "Warn once when a call takes a backend that costs more than 20 % over the best."),
         Knob("tuning.timeout", "TILELOOM_TUNING_TIMEOUT", lambda: 120.0, _read_seconds, "seconds",

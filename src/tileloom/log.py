@@ -1,26 +1,34 @@
 """Named loggers under `tileloom`, silent until asked for.
 
-`TILELOOM_LOGS` (or `knobs.log.levels`) takes a comma list in the grammar of `TORCH_LOGS`:
+`TILELOOM_LOGS` (or the knob `log.levels`) takes a comma list in the grammar of `TORCH_LOGS`:
 ``dispatch`` shows INFO of that logger, ``+dispatch`` DEBUG, ``-dispatch`` only errors.
 A leaf module: it imports nothing of the package.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
 import warnings
 from pathlib import Path
 
+LOGGERS = ("dispatch", "launch", "torch_sdpa", "transformers", "tuning")
+"""The names of all loggers; a test holds it complete."""
+
 _ROOT = logging.getLogger("tileloom")
 _ROOT.addHandler(logging.NullHandler())
+
+
+class LoggerError(ValueError):
+    """A text for `configure` names a logger that there is not."""
 
 
 def get_logger(name: str) -> logging.Logger:
     """Return the logger `tileloom.<name>`.
 
     Args:
-        name: A part of the package, such as ``"dispatch"`` or ``"compile"``.
+        name: One of `LOGGERS`.
 
     Returns:
         The standard library's logger; no handler is added to it.
@@ -32,9 +40,19 @@ def configure(spec: str) -> None:
     """Show log messages on stderr as a comma list of names says.
 
     Args:
-        spec: For example ``"+dispatch,compile,-bench"``. An empty text changes nothing.
+        spec: For example ``"+dispatch,tuning,-launch"``. An empty text changes nothing.
+
+    Raises:
+        LoggerError: If there is no such logger; nothing is changed.
     """
     names = [part.strip() for part in spec.split(",") if part.strip()]
+    for name in names:
+        if name.lstrip("+-") not in LOGGERS:
+            near = difflib.get_close_matches(name, LOGGERS, n=1)
+            raise LoggerError(
+                f"log: there is no logger '{name.lstrip('+-')}'; loggers: {', '.join(LOGGERS)}. "
+                f"Try: TILELOOM_LOGS={near[0] if near else LOGGERS[0]}."
+            )
     if names and not any(type(h) is logging.StreamHandler for h in _ROOT.handlers):
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))

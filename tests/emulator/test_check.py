@@ -272,6 +272,34 @@ def test_json_and_github_output(tmp_path, capsys):
     )
 
 
+SLOW = """
+import torch
+from tests.emulator.test_costs import PLAIN, turned
+
+def test_slow(emulated):
+    turned[(1,)](torch.zeros(64, 32), torch.zeros(64, 32), PLAIN, num_warps=4)
+    assert not emulated.reports
+
+def test_wrong(emulated):
+    assert emulated.reports
+"""
+
+
+def test_what_is_slow_is_not_in_the_fixtures_reports_and_a_failure_names_its_test(tmp_path, capsys):
+    path = tmp_path / f"test_slow_{next(_count)}.py"
+    path.write_text(SLOW)
+    assert main(["check", str(path), *LATE]) == 1
+    said = capsys.readouterr().out
+    assert "[cost] warning: shared memory is read with bank conflicts" in said
+    assert "the file itself fails (schedule late, level ttgir, case test_wrong):" in said
+    assert said.count("    again: ") == 2
+    assert (
+        f"again: tileloom check {path} --schedule late --level ttgir --arch sm_90a --sms 4 " in said
+    )
+    assert "--case test_wrong\n" in said
+    assert main(["check", str(path), *LATE, "--case", "test_slow"]) == 0
+
+
 def test_a_line_suppresses_a_report_with_a_reason_only(tmp_path, capsys):
     for mark, status in (("allow(out-of-bounds)", 1), ("allow(race) padded", 1),
                          ("allow(out-of-bounds) the pool is padded", 0)):  # fmt: skip

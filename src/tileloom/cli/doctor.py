@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import tileloom
-from tileloom import knobs
+from tileloom import knobs, log
 from tileloom.cli import console
 
 if TYPE_CHECKING:
@@ -324,6 +324,10 @@ def check_settings() -> list[Finding]:
             knobs.get(name)
         except knobs.KnobError as error:
             findings.append(Finding("settings", "fault", str(error)))
+    try:
+        log.configure(knobs.get("log.levels"))
+    except log.LoggerError as error:
+        findings.append(Finding("settings", "fault", str(error)))
     for variable, near in knobs.unknown_variables().items():
         text = f"{variable} is set, and nothing reads it"
         remedy = f"did you mean {near}?" if near else f"unset {variable}"

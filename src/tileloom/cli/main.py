@@ -31,6 +31,7 @@ from tileloom.errors import (
 
 WRONG_ARGUMENT = (
     OptionError, UnknownOptionError, ArgumentError, ConfigError, ShapeError, knobs.KnobError,
+    log.LoggerError,
 )  # fmt: skip
 """Errors that say that the command line, or a setting, is wrong: nothing was found yet."""
 
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         return _run(command, arguments)
-    except (TileloomError, knobs.KnobError) as error:
+    except (TileloomError, knobs.KnobError, log.LoggerError) as error:
         _complain(error)
         return 2 if isinstance(error, WRONG_ARGUMENT) else 1
     except KeyboardInterrupt:
@@ -149,7 +150,8 @@ def _run(command: str | None, arguments: list[str]) -> int:
         parser.print_help()
         status = 0
     else:
-        log.configure(knobs.get("log.levels"))
+        if command != "doctor":  # which lists wrong settings itself
+            log.configure(knobs.get("log.levels"))
         status = int(importlib.import_module(f"tileloom.cli.{command}").run(args))
     sys.stdout.flush()
     return status

@@ -25,7 +25,7 @@ from tileloom.emulator.costs import COSTS
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.endings import RingUse, never_reused
 from tileloom.emulator.replace import loading
-from tileloom.emulator.report import NoTestError, Report, ReportError
+from tileloom.emulator.report import NoTestError, Report, Reporter, ReportError
 from tileloom.emulator.session import Run, run
 from tileloom.errors import OptionError
 
@@ -118,13 +118,16 @@ class Result:
     def take(self, session: Run, setting: Setting, case: str, kernel: str | None) -> None:
         """Add what a run has found that is new."""
         seen = {finding.key for finding in self.findings}
-        for report in session.reports:
+        costs = session.cost_reporter or Reporter()
+        for report in [*session.reports, *costs.reports]:
             finding = Finding(report, setting, case)
             if finding.key not in seen and kernel in (None, report.kernel):
                 seen.add(finding.key)
                 self.findings.append(finding)
         known = {(r.kind, r.line) for r, _ in self.suppressed}
-        self.suppressed += [s for s in session.suppressed if (s[0].kind, s[0].line) not in known]
+        for one in [*session.suppressed, *costs.suppressed]:
+            if (one[0].kind, one[0].line) not in known:
+                self.suppressed.append(one)
 
 
 def settings(
@@ -325,6 +328,8 @@ class _Check:
             timeline=keep_timeline, max_steps=self.max_steps, sms=way.sms,
             costs=COSTS if way.registers else ("conflicts",),
         ) as session, cuda_on_cpu(session.target), _script_folder(self.file.folder):  # fmt: skip
+            # A test may say that its run has no reports; nobody asked there for what is slow.
+            session.cost_reporter = Reporter(True, frozenset(), way.schedule, way.seed, way.level)
             self._play(session, way)
         self.result.launches += len(session.launches)
         self.result.kernels |= {launch.kernel for launch in session.launches}
@@ -345,6 +350,8 @@ class _Check:
         case = ""
 
         def take(name: str) -> None:
+            nonlocal case
+            case = name  # of a pytest file the test that ended last
             self.result.take(session, way, name, self.kernel)
 
         def guarded(action: Callable[[], Any]) -> bool:

@@ -51,12 +51,14 @@ class Run:
         target: The hardware that the emulator plays.
         reporter: Where reports go.
         launches: What each launch cost.
+        cost_reporter: Where reports of kind ``cost`` go; None: to the others.
     """
 
     options: Options
     target: targets.Target
     reporter: Reporter
     launches: list[LaunchInfo] = field(default_factory=list)
+    cost_reporter: Reporter | None = None
     record: bool = False
     _timeline: Timeline | None = None
     _events: list[HostEvent] = field(default_factory=list)
@@ -129,7 +131,9 @@ class Run:
             program, args, grid, self.reporter, self.options, storages, events, self._timeline
         )
         self._stream.begin(launch, pdl=pdl)
-        look_at_costs(program, self.options.costs, self.reporter)
+        costs = self.cost_reporter or self.reporter
+        costs.kernel = program.name
+        look_at_costs(program, self.options.costs, costs)
         launch.shared.fences = program.is_gluon or program.level == "machine"
         if self._timeline is not None:
             self._timeline.begin(program.name)
