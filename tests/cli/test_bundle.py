@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,16 @@ def test_show_of_a_damaged_binary_gets_status_1(options, path, capsys):
         f"tileloom: bundle: '{path}' is damaged: the binary of 'add[b]' is not what was written. "
         "Try: build it again with `tileloom bundle build`.\n"
     )
+
+
+def test_texts_that_look_like_markup_are_shown_as_they_are(tmp_path, capsys):
+    odd = replace(VARIANTS[0], triton="[/red]", target="[bold]", name="add[/a]")
+    write_bundle(tmp_path / "odd", [odd], BINARIES[:1], tileloom="[0]")
+    for options in ([], ["--json"]):
+        assert main(["bundle", "show", *options, str(tmp_path / "odd")]) == 0
+        shown = capsys.readouterr().out
+        assert all(text in shown for text in ("[/red]", "[bold]", "add[/a]", "[0]"))
+    assert main(["bundle", "verify", str(tmp_path / "odd")]) in (0, 1)
 
 
 def test_show_of_a_file_cut_short_gets_status_1(path, capsys):

@@ -239,12 +239,12 @@ def table(bundle: Bundle) -> Table:
         config = {p.name: p.value for p in v.parameters if p.optional} | dict(v.options)
         made.add_row(
             escape(v.name),
-            v.target,
+            escape(v.target),
             str(v.threads),
             str(v.registers),
             f"{v.shared_bytes / 1024:.1f} KiB",
             f"{bundle.size(v) / 1024:.1f} KiB",
-            v.triton,
+            escape(v.triton),
             v.toolkit,
             f">= {least // 1000}.{least % 1000 // 10}",
             escape(", ".join(f"{name}={value}" for name, value in config.items())),

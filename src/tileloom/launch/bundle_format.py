@@ -31,6 +31,7 @@ FORMAT = 1
 
 _START = re.compile(rb"tileloom bundle (\d{1,9})\b")
 _HEADER = re.compile(_START.pattern + rb" (\d{1,9}) ([0-9a-f]{64})\n")
+_FORMS = {"arch": re.compile(r"sm_\d{2,3}"), "toolkit": re.compile(r"\d{1,3}(\.\d{1,3})*")}
 _MANIFEST_BYTES = 64 * 2**20  # more than any real one: about 100,000 kernels
 _REBUILD = "Try: build it again with `tileloom bundle build`."
 
@@ -179,8 +180,12 @@ class BundleFile:
                 raise ValueError(f"it names binary {variant.binary}, there is none")
             if not (1 <= variant.threads <= 1024 and variant.threads % 32 == 0):
                 raise ValueError(f"it has {variant.threads} threads")
-            if not (1 <= variant.num_ctas <= 16 and variant.shared_bytes >= 0 <= variant.registers):
+            sizes = (variant.shared_bytes, variant.registers, variant.scratch_bytes)
+            if not 1 <= variant.num_ctas <= 16 or min(sizes) < 0:
                 raise ValueError("a number of it is out of range")
+            for name, form in _FORMS.items():
+                if not form.fullmatch(text := getattr(variant, name)):
+                    raise ValueError(f"its {name} is {text!r}")
             return variant
 
     def size(self, variant: Variant) -> int:
