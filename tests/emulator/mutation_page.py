@@ -1,7 +1,7 @@
 """Writes docs/mutations.md: every mutant of the package's kernels, and who noticed it.
 
 python -m tests.emulator.mutation_page          # judge every mutant: minutes
-python -m tests.emulator.mutation_page --new    # only those that the page does not have yet
+python -m tests.emulator.mutation_page --new    # only those that are new or stand elsewhere
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -65,6 +65,7 @@ class Subject:
 _SOURCE = ROOT / "src" / "tileloom"
 _ATTENTION, _GEMM = _SOURCE / "ops" / "attention", _SOURCE / "ops" / "gemm"
 _ATTENTION_TESTS = ROOT / "tests" / "ops" / "attention"
+_PACKED_TESTS = _ATTENTION_TESTS / "varlen"
 _ALONE = (
     "nothing else is in flight there: it names the product for the compiler and waits for nothing"
 )
@@ -77,13 +78,25 @@ _OWN = (
     "it is there for Triton's analysis of shared memory, which then puts no barrier where nothing "
     "is cleared; the threads clear elements of their own, and all meet at the named barrier after"
 )
+_TURNS = (
+    "turns order the issue of wgmmas for speed; nothing is handed over by them (so far judged in "
+    "`d64-full-bf16` only)"
+)
+_TOLD = (
+    "needed on the hardware, where the host may read the three words while the kernel runs; the "
+    "emulator's host reads them when it has ended"
+)
+_ZEROS = (
+    "what is in flight there are copies behind the last row, of zeros into places that nobody reads"
+)
 SUBJECTS = (
     Subject(
         "Attention forward on Hopper",
-        (_ATTENTION_TESTS / "emulated.py", _ATTENTION_TESTS / "varlen" / "emulated.py"),
+        (_ATTENTION_TESTS / "emulated.py", _PACKED_TESTS / "emulated.py"),
         (
             _ATTENTION / "kernel_gluon_sm90_fwd.py",
             _ATTENTION / "pieces_gluon_sm90.py",
+            _ATTENTION / "pieces_rings_sm90.py",
             _ATTENTION / "pieces_step_sm90.py",
             _ATTENTION / "pieces_scores_sm90.py",
         ),
@@ -101,11 +114,25 @@ SUBJECTS = (
                 "removed thread_barrier",
             ): _OWN,
             ("thread_barrier()", "removed thread_barrier"): _OWN,
+            (
+                "release(ring_empty, k_slot, 0, CONSUMERS)",
+                "release before the warpgroup_mma_wait above it",
+            ): "the producer refills slots in order: before this one it waits for V of the block "
+            "before, which this step hands back behind its `warpgroup_mma_wait(0)` (so far judged "
+            "in `d64-full-bf16`, `d64-causal-lengths-bf16` and `hidden-nan` only)",
+            (
+                "turn_end(WG, CONSUMERS, TURNS)",
+                "turn_end before the issue_scores above it",
+            ): _TURNS,
+            (
+                "turn_end(WG, CONSUMERS, TURNS)",
+                "turn_end before the warpgroup_mma above it",
+            ): _TURNS,
         },
     ),
     Subject(
         "Attention backward on Hopper",
-        (_ATTENTION_TESTS / "emulated_backward.py", _ATTENTION_TESTS / "varlen" / "emulated.py"),
+        (_ATTENTION_TESTS / "emulated_backward.py", _PACKED_TESTS / "emulated_backward.py"),
         (
             _ATTENTION / "kernel_gluon_sm90_bwd.py",
             _ATTENTION / "kernel_gluon_sm90_bwd_wide.py",
@@ -130,9 +157,32 @@ SUBJECTS = (
             "fence between the flag that was read and a reduction by TMA",
             ("tma_store_wait(0, read=False)", "removed tma_store_wait"): _WRITTEN,
             (
+                "_count(order, step, steps)",
+                "_count before the tma_store_wait above it",
+            ): _WRITTEN,
+            (
                 "tma_store_wait(0, read=False)",
                 "tma_store_wait leaves one more in flight",
             ): _WRITTEN,
+        },
+    ),
+    Subject(
+        "Attention backward on Hopper up to head dim 64",
+        (_ATTENTION_TESTS / "emulated_narrow.py",),
+        (_ATTENTION / "kernel_gluon_sm90_bwd_narrow.py",),
+        sms=2,
+        harmless={
+            (
+                "named_barrier_sync(SHARED, 256)",
+                "removed named_barrier_sync",
+            ): "the turns order it as well: each warpgroup hands its first turn on behind what it "
+            "has cleared and filled, and reads the other's behind that one's",
+            (
+                "dv = warpgroup_mma_init(warpgroup_mma_wait(0, deps=[dv]))",
+                "warpgroup_mma_wait leaves one more in flight",
+            ): "the next wait for S^T covers dV as well, and the one after the loop the last; dO "
+            "of the slot is not overwritten before `q_empty` of the same slot, where every thread "
+            "arrives behind that wait",
         },
     ),
     Subject(
@@ -151,16 +201,39 @@ SUBJECTS = (
         ),
         sms=2,
         harmless={
+            (
+                'store_release(status, late + 1, "sys")',
+                "store_release before the store above it",
+            ): _TOLD,
             ("thread_barrier()", "removed thread_barrier"): "the atomic before it is one thread's: "
             "Triton (PTX of 3.6 to 3.8) hands its result to the others through shared memory, with "
             "a barrier of its own in between, so all of them are behind the acquire",
         },
     ),
     Subject(
-        "Barriers and fences",
-        (ROOT / "tests" / "cpasync" / "emulated.py",),
-        (_SOURCE / "device" / "barriers.py", _SOURCE / "device" / "fences.py"),
+        "Backward of norms through a ring on Hopper",
+        (ROOT / "tests" / "ops" / "rowwise" / "norms" / "emulated.py",),
+        (_SOURCE / "ops" / "rowwise" / "norm" / "kernel_gluon_sm90_bwd.py",),
         sms=2,
+        harmless={
+            ("thread_barrier()", "removed thread_barrier"): "pieces are copied and read in one "
+            "layout: each thread reads only what it has copied itself, and has waited for that",
+            ("async_copy.wait_group(0)", "removed wait_group"): _ZEROS,
+            ("async_copy.wait_group(0)", "wait_group leaves one more in flight"): _ZEROS,
+        },
+    ),
+    Subject(
+        "Barriers, fences and copies",
+        (ROOT / "tests" / "cpasync" / "emulated.py",),
+        tuple(_SOURCE / "device" / f"{n}.py" for n in ("barriers", "fences", "cp_async", "tma")),
+        sms=2,
+        harmless={
+            (
+                "thread_barrier()  # only the thread that issued the stores has waited",
+                "removed thread_barrier",
+            ): "needed on the hardware, where only the thread that issued the stores waits for "
+            "them; the emulator lets the whole partition wait",
+        },
     ),
     Subject(
         "Flags in global memory",
@@ -177,6 +250,7 @@ class Row:
 
     file: str
     line: int
+    function: str
     statement: str
     mutation: str
     noticed: str = ""
@@ -185,17 +259,18 @@ class Row:
     def of(path: Path, mutant: Mutant, noticed: str = "") -> Row:
         """Return the row of a mutant."""
         file = path.relative_to(ROOT).as_posix()
-        return Row(file, mutant.line, mutant.source, mutant.change, noticed)
+        return Row(file, mutant.line, mutant.function, mutant.source, mutant.change, noticed)
 
     @property
-    def place(self) -> tuple[str, int, str, str]:
-        """Everything but who noticed."""
-        return self.file, self.line, self.statement, self.mutation
+    def what(self) -> tuple[str, str, str, str]:
+        """The damage and the function that it is in, wherever they stand in the file."""
+        return self.file, self.function, self.statement, self.mutation
 
     def text(self) -> str:
         """Return the row as Markdown."""
         statement = self.statement.replace("|", "\\|")
-        return f"| {self.line} | `{statement}` | {self.mutation} | {self.noticed} |"
+        where = f"{self.line} | {self.function}"
+        return f"| {where} | `{statement}` | {self.mutation} | {self.noticed} |"
 
 
 def noticed(subject: Subject, verdict: Verdict) -> str:
@@ -217,39 +292,52 @@ def current() -> list[Row]:
     return [Row.of(path, mutant) for subject in SUBJECTS for path, mutant in subject.mutants()]
 
 
-def keyed(rows: Iterable[Row]) -> dict[tuple[str, str, str, int], str]:
-    """Return who noticed by file, statement, mutation and occurrence: lines may have moved."""
-    seen: Counter[tuple[str, str, str]] = Counter()
-    out: dict[tuple[str, str, str, int], str] = {}
+def known(old: Sequence[Row], now: Sequence[Row]) -> list[Row]:
+    """Return rows of now with the verdicts of the old ones that still hold, wherever they moved.
+
+    A verdict holds while its function has the statement as often as before, and between the same
+    neighbours that synchronise: of equal statements, of which one is new, each is judged again.
+    """
+    verdicts = dict(zip(_places(old), (row.noticed for row in old)))
+    return [replace(r, noticed=verdicts.get(key, "")) for r, key in zip(now, _places(now))]
+
+
+def _places(rows: Sequence[Row]) -> list[tuple[object, ...]]:
+    """Tell each row's place in its function: the same one of as many, between the same others."""
+    lines: dict[tuple[str, str], dict[int, str]] = {}
     for row in rows:
-        what = (row.file, row.statement, row.mutation)
-        seen[what] += 1
-        out[(*what, seen[what])] = row.noticed
-    return out
+        lines.setdefault(row.what[:2], {})[row.line] = row.statement
+    of = Counter(row.what for row in rows)
+    seen: Counter[tuple[str, str, str, str]] = Counter()
+    places: list[tuple[object, ...]] = []
+    for row in rows:
+        seen[row.what] += 1
+        others = lines[row.what[:2]]
+        before = max((line for line in others if line < row.line), default=0)
+        after = min((line for line in others if line > row.line), default=0)
+        nth = (seen[row.what], of[row.what])
+        places.append((row.what, nth, others.get(before, ""), others.get(after, "")))
+    return places
 
 
 def judged(
-    old: Iterable[Row], jobs: int, save: Callable[[list[Row]], None] = lambda rows: None
+    old: Sequence[Row], jobs: int, save: Callable[[list[Row]], None] = lambda rows: None
 ) -> list[Row]:
-    """Judge the mutants that `old` has no verdict of; keep its verdicts about the others.
+    """Judge the mutants that `old` has no verdict of that holds; keep the others.
 
     `save` gets all rows after each verdict, so that nothing is lost when a long run is ended.
     """
-    known = {key: who for key, who in keyed(old).items() if who}
-
-    def rows() -> list[Row]:
-        now = current()
-        return [replace(r, noticed=known.get(key, "")) for r, key in zip(now, keyed(now))]
-
+    found = [(subject, *item) for subject in SUBJECTS for item in subject.mutants()]
+    rows = known(old, [Row.of(path, mutant) for _, path, mutant in found])
+    number = {(path, mutant): i for i, (_, path, mutant) in enumerate(found)}
     for subject in SUBJECTS:
-        found = subject.mutants()
-        keys = dict(zip(found, keyed(Row.of(path, mutant) for path, mutant in found)))
-        unknown = [item for item in found if keys[item] not in known]
+        unknown = [(p, m) for s, p, m in found if s is subject and not rows[number[p, m]].noticed]
         for verdict in subject.verdicts(unknown, jobs):
-            text = known[keys[verdict.path, verdict.mutant]] = noticed(subject, verdict)
-            print(Row.of(verdict.path, verdict.mutant, text).text(), file=sys.stderr, flush=True)
-            save(rows())
-    return rows()
+            i = number[verdict.path, verdict.mutant]
+            rows[i] = replace(rows[i], noticed=noticed(subject, verdict))
+            print(rows[i].text(), file=sys.stderr, flush=True)
+            save(rows)
+    return rows
 
 
 _INTRODUCTION = f"""# Mutations of the kernels
@@ -259,10 +347,11 @@ package, and who noticed it first when the kernel then ran on [the emulator](emu
 of report; schedule, level and case. `tests/emulator/test_mutation_page.py` holds the
 page against the kernels; `{COMMAND}` writes it anew.
 
-A harmless mutant ran in every case, under late, eager and two random schedules, at `ttgir` and at
-`machine`, and nothing was reported, nor any result wrong.
+A harmless mutant ran in every case that has the statement, unless its reason names the cases, under
+late, eager and two random schedules, at `ttgir` and at `machine`, and nothing was reported, nor any
+result wrong.
 """
-_HEAD = "| line | statement | mutation | noticed by |\n|---|---|---|---|"
+_HEAD = "| line | function | statement | mutation | noticed by |\n|---|---|---|---|---|"
 
 
 def page(rows: list[Row]) -> str:
@@ -290,9 +379,10 @@ def read(text: str) -> list[Row]:
         if line.startswith("### "):
             file = line.removeprefix("### ")
         elif line.startswith("| ") and line[2].isdigit():
-            number, statement, mutation, who = line[2:-2].replace("\\|", "\0").split(" | ")
+            number, *rest = line[2:-2].replace("\\|", "\0").split(" | ")
+            function, statement, mutation, who = rest
             statement = statement.strip("`").replace("\0", "|")
-            rows.append(Row(file, int(number), statement, mutation, who))
+            rows.append(Row(file, int(number), function, statement, mutation, who))
     return rows
 
 

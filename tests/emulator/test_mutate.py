@@ -11,7 +11,8 @@ from tests.emulator import support
 from tileloom.cli.main import main
 from tileloom.emulator.check import settings
 from tileloom.emulator.judge import Judge
-from tileloom.emulator.mutate import Helpers, functions_of, mutants
+from tileloom.emulator.mutate import functions_of, mutants
+from tileloom.emulator.synchronising import Helpers
 
 CASE = Path(support.CASES)
 WAYS = settings(["late", "random"], [0], ["ttgir"])
@@ -103,8 +104,8 @@ def meet(bar):
     mbarrier.wait(bar, 0)
 
 @gluon.jit
-def works(bar):
-    x = 1
+def works(bar, x):
+    x.store(1)
     mbarrier.wait(bar, 0)
 
 def not_a_kernel(bar):
@@ -115,19 +116,127 @@ CALLER = """
 def kernel(x, bar):
     y = x.load()  # größer: columns count bytes
     hand_on(bar)
-    meet(bar); works(bar); not_a_kernel(bar)
+    meet(bar); works(bar, x); not_a_kernel(bar)
 """
 
 
 def test_helpers_that_only_synchronise_count_where_they_are_called():
     helpers = Helpers.of([CALLER, HELPERS])
     assert (helpers.releases, helpers.others) == ({"hand_on"}, {"meet"})
+    assert helpers.working == {"works", "kernel"}
     found = mutants(CALLER, helpers)
     assert [(m.line, m.change) for m in found] == [
         (5, "hand_on before the load above it"), (5, "removed hand_on"), (6, "removed meet"),
     ]  # fmt: skip
-    assert "    pass; works(bar)" in found[2].text
+    assert "    pass; works(bar, x)" in found[2].text
     assert "    hand_on(bar)  # größer: columns count bytes\n    y = x.load()\n" in found[0].text
+
+
+WRAPPED = """
+@gluon.constexpr_function
+def _ptx(operation, threads):
+    \"\"\"Nothing here waits.\"\"\"
+    return f"bar.{operation} 8, {threads}; mov.u32 $0, 0;"
+
+@gluon.jit
+def release(empty, slot, NAMED: gl.constexpr):
+    if NAMED:
+        text: gl.constexpr = _ptx("arrive", 160)
+        gl.inline_asm_elementwise(text, "=r,r", [slot], gl.int32, False, 1)
+    else:
+        arrive_each_thread(empty.index(slot // 2))
+
+@gluon.jit
+def release_all(empty, NAMED: gl.constexpr):
+    for slot in gl.static_range(2):
+        release(empty, slot, NAMED)
+
+@gluon.jit
+def load_acquire(flag):
+    return gl.inline_asm_elementwise("ld.acquire.gpu.b32 $0, [$1];", "=r,l", [flag], gl.int32,
+                                     False, 1)
+
+@gluon.jit
+def announce(flag, value):
+    thread_barrier()
+    gl.inline_asm_elementwise("st.release.gpu.b32 [$1], $2;", "=r,l,r", [flag, value], gl.int32,
+                              False, 1)
+
+@gluon.jit
+def turn(flag, step, seen):
+    if step > 0:
+        while seen < step:
+            seen = load_acquire(flag)
+    return seen
+
+@gluon.jit
+def place(step):
+    return step // 2
+
+@gluon.jit
+def copy(x, y):
+    y.store(x.load())
+"""
+WRAPPING = """
+from wrapped import release_all as let_go
+
+@gluon.jit
+def kernel(x, y, empty, flag, STEPS: gl.constexpr):
+    seen = 0
+    for step in range(STEPS):
+        seen = turn(flag, step, seen)
+        other = turn(flag, step, seen)
+        copy(x, y)
+        let_go(empty, True)
+        place(step)
+        gl.store(flag, other)
+        announce(flag, step)
+        value = x.load()
+        announce(flag, value)
+"""
+
+
+def test_synchronisation_is_found_however_helpers_wrap_it():
+    """In branches and loops, as PTX, nested, under another name, with a result."""
+    helpers = Helpers.of([WRAPPING, WRAPPED])
+    assert helpers.releases == {"release", "release_all", "let_go", "announce"}
+    assert helpers.others == {"load_acquire", "turn"}
+    assert helpers.working == {"copy", "kernel"}
+    found = [(m.line, m.change) for m in mutants(WRAPPING, helpers)]
+    assert found == [
+        (8, "removed turn"),  # `seen` has a value before; `other` has none
+        (11, "let_go before the copy above it"), (11, "removed let_go"),
+        (14, "announce before the store above it"), (14, "removed announce"),
+        (16, "removed announce"),  # not before the load, whose value it announces
+    ]  # fmt: skip
+    inside = [(m.function, m.change) for m in mutants(WRAPPED)]
+    assert inside == [
+        ("release", "removed inline_asm_elementwise"), ("release", "removed arrive_each_thread"),
+        ("release_all", "removed release"),
+        ("load_acquire", "ld.acquire made relaxed"), ("announce", "removed thread_barrier"),
+        ("announce", "inline_asm_elementwise before the thread_barrier above it"),
+        ("announce", "removed inline_asm_elementwise"),
+        ("announce", "st.release made relaxed"),
+        ("turn", "removed the loop that polls"),
+    ]  # fmt: skip
+
+
+def test_helpers_are_found_where_the_kernels_import_them(driver):
+    """And in what these import: not executed, and whether or not they are damaged themselves."""
+    library = driver.with_name("borrowed_kernels.py")
+    text = library.read_text().replace("mbarrier.wait(", "waiting.until(")
+    assert text.count("waiting.until(") == 2
+    library.write_text(f"from deeper import waiting\n{text}")
+    (driver.parent / "deeper").mkdir()
+    (driver.parent / "deeper" / "__init__.py").write_text("raise SystemExit\n")
+    helper = "@gluon.jit\ndef {0}(bar, phase):\n    if phase >= 0:\n        {1}(bar, phase)\n"
+    for name, text in (
+        ("waiting", "from .still import wait_for\n" + helper.format("until", "wait_for")),
+        ("still", helper.format("wait_for", "mbarrier.wait")),
+    ):
+        (driver.parent / "deeper" / f"{name}.py").write_text(text)
+    changes = {m.change for m in Judge(driver, WAYS, [library]).mutants()[library]}
+    assert "removed until" in changes
 
 
 PTX = '''
@@ -153,6 +262,7 @@ def test_ptx_is_damaged_where_its_text_stands():
     assert [(m.line, m.change, m.function) for m in found] == [
         (5, "ld.acquire made relaxed", "text_of"),
         (6, "removed fence.proxy.async.global", "text_of"),
+        (12, "removed inline_asm_elementwise", "kernel"),
     ]  # fmt: skip
     assert found[0].source == "ld.acquire.sys.global.b32 v, [$1]; {test} größer"
     assert found[0].text == PTX.replace("ld.acquire", "ld.relaxed")
@@ -299,3 +409,37 @@ def test_a_kernel_limits_what_is_damaged_and_what_counts(tmp_path, capsys):
     assert main(["check", f"{path}:lonly", *ONE]) == 2
     said = capsys.readouterr().err
     assert f"lonely.py has no jitted function 'lonly' to damage. Try: {path}:lonely." in said
+
+
+APART = """
+import pathlib, torch, triton, triton.language as tl
+
+@triton.jit
+def counted(x_ptr):
+    tl.atomic_add(x_ptr, 1)
+
+@triton.jit
+def other(x_ptr):
+    tl.store(x_ptr, 2)
+
+def play(kernel):
+    x = torch.zeros(1, dtype=torch.int32)
+    with open(pathlib.Path(PLACE) / kernel.__name__, "a") as file:
+        file.write("played ")
+    kernel[(1,)](x)
+    assert int(x) == 1 + (kernel is other)
+
+CASES = {"other": lambda: play(other), "counted": lambda: play(counted)}
+"""
+
+
+def test_a_mutant_runs_in_the_cases_that_have_its_statement(tmp_path):
+    """The others compile to the same; they are played once, undamaged, under the first setting."""
+    path = tmp_path / "apart.py"
+    path.write_text(APART.replace("PLACE", repr(str(tmp_path))))
+    verdicts = list(Judge(path, settings(["late", "eager"], [0], ["ttgir"])).verdicts())
+    assert [(v.mutant.change, v.outcome) for v in verdicts] == [
+        ("memory order made relaxed", "unnoticed")
+    ]
+    assert (tmp_path / "other").read_text().split() == ["played"]
+    assert (tmp_path / "counted").read_text().split() == ["played"] * 3

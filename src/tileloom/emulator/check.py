@@ -11,7 +11,7 @@ import runpy
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -102,6 +102,7 @@ class Result:
         launches: Launches over all runs.
         kernels: Names of the kernels that ran.
         suppressed: Reports that a comment suppresses, with its reason.
+        places: By case, the names of files and the lines that its kernels come from.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -109,6 +110,7 @@ class Result:
     launches: int = 0
     kernels: set[str] = field(default_factory=set)
     suppressed: list[tuple[Report, str]] = field(default_factory=list)
+    places: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
 
     @property
     def errors(self) -> list[Finding]:
@@ -241,7 +243,8 @@ class Playing:
 def check_file(
     path: Path, ways: Sequence[Setting], *, kernel: str | None = None, case: str | None = None,
     timeline: Path | None = None, max_steps: int = 20_000_000, first_only: bool = False,
-    copies: Mapping[Path, Path] | None = None, say: Callable[[Any], None] | None = None,
+    copies: Mapping[Path, Path] | None = None, only: Collection[str] = (),
+    say: Callable[[Any], None] | None = None,
 ) -> Result:  # fmt: skip
     """Run a file once for each setting, in this process, and gather the reports.
 
@@ -253,8 +256,9 @@ def check_file(
         case: Run only this case, or this test of a pytest file.
         timeline: Write the first run's timeline here.
         max_steps: See `emulator.run`.
-        first_only: Stop after the first case with an error or a failure.
+        first_only: Stop at the first error, or after the first case with a failure.
         copies: Files to load in place of others; each must be imported by the file, or be it.
+        only: Run only these of `CASES`; default: all.
         say: Told what is about to run (`Playing`), and the `Result` so far after each run.
 
     Returns:
@@ -271,7 +275,7 @@ def check_file(
         )
     copies = {original.resolve(): copy for original, copy in (copies or {}).items()}
     file = _File(path, case, copies.pop(path.resolve(), None))
-    check = _Check(file, kernel, max_steps, first_only, say or (lambda _: None))
+    check = _Check(file, kernel, max_steps, first_only, say or (lambda _: None), only)
     with loading(copies) as used:
         for number, way in enumerate(ways):
             keep = timeline is not None and number == 0
@@ -306,8 +310,9 @@ class _Check:
 
     def __init__(
         self, file: _File, kernel: str | None, max_steps: int, first_only: bool,
-        say: Callable[[Any], None],
+        say: Callable[[Any], None], only: Collection[str],
     ) -> None:  # fmt: skip
+        self.only = only
         self.file = file
         self.kernel = kernel
         self.max_steps = max_steps
@@ -323,9 +328,10 @@ class _Check:
 
     def run_once(self, way: Setting, keep_timeline: bool) -> Run:
         """Run the file once; return the session."""
+        is_enough = self.first_only and self.kernel is None  # else others' errors would end it
         with run(
-            arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level, collect=True,
-            timeline=keep_timeline, max_steps=self.max_steps, sms=way.sms,
+            arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level,
+            collect=not is_enough, timeline=keep_timeline, max_steps=self.max_steps, sms=way.sms,
             costs=COSTS if way.registers else ("conflicts",),
         ) as session, cuda_on_cpu(session.target), _script_folder(self.file.folder):  # fmt: skip
             # A test may say that its run has no reports; nobody asked there for what is slow.
@@ -349,10 +355,16 @@ class _Check:
     def _play(self, session: Run, way: Setting) -> None:
         case = ""
 
+        done = 0  # launches
+
         def take(name: str) -> None:
-            nonlocal case
+            nonlocal case, done
             case = name  # of a pytest file the test that ended last
             self.result.take(session, way, name, self.kernel)
+            places = self.result.places.get(name, frozenset())
+            new = (launch.places for launch in session.launches[done:])
+            self.result.places[name] = places.union(*new)
+            done = len(session.launches)
 
         def guarded(action: Callable[[], Any]) -> bool:
             text, kind = _failure_of(action)
@@ -365,6 +377,8 @@ class _Check:
             if not guarded(self.file.load):
                 return
             for name, action in self.file.actions(session, take).items():
+                if self.only and name and name not in self.only:
+                    continue
                 case = name
                 guarded(action)
                 take(case)

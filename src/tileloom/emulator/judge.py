@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from tileloom.emulator.check import Finding, Result, Setting, check_in_child, nearest
-from tileloom.emulator.mutate import Helpers, Mutant, functions_of, kernels_of, mutants
+from tileloom.emulator.mutate import Mutant, functions_of, kernels_of, mutants
 from tileloom.emulator.report import LaunchError
+from tileloom.emulator.synchronising import Helpers, with_imports
 from tileloom.errors import OptionError
 
 _MAX_STEPS = 2_000_000  # a mutant that goes on longer is one that does not end
@@ -69,15 +71,18 @@ class Judge:
         self.case = case
         self.kernel = kernel
         self._usual: set[tuple[str, ...]] = set()
+        self._played = 0  # ways whose findings are usual
+        self._places: dict[str, frozenset[tuple[str, int]]] = {}
+        self._one_at_a_time = Lock()
 
     def mutants(self) -> Mapping[Path, list[Mutant]]:
-        """Return the mutants of each file; helpers count in all of them.
+        """Return the mutants of each file; helpers that it imports count where they are called.
 
         Raises:
             OptionError: If there is no such file or kernel, or it is not Python.
         """
         texts = {path: _source(path) for path in self.kernels}
-        helpers = Helpers.of(texts.values())
+        helpers = Helpers.of(with_imports(self.kernels).values())
         found = {path: mutants(text, helpers) for path, text in texts.items()}
         if self.kernel is None:
             return found
@@ -91,22 +96,28 @@ class Judge:
             )
         return {path: [m for m in some if m.function in wanted] for path, some in found.items()}
 
-    def run_as_it_is(self) -> None:
-        """Run everything undamaged, so that what is said anyway counts as nobody's notice.
+    def _run_as_it_is(self, count: int) -> None:
+        """Run everything undamaged as the first ways say, so that nobody notices what is usual.
 
         Raises:
             LaunchError: If there is an error without any damage.
         """
-        with tempfile.TemporaryDirectory(prefix="tileloom-mutants-") as folder:
-            copies = {p: _copy(p, p.read_text(), Path(folder)) for p in self.kernels}
-            result = self._check(copies, first_only=False)
-        if result.errors or result.failures:
-            first = result.errors[0].report.text() if result.errors else result.failures[0].text
-            raise LaunchError(
-                f"emulator: {self.path} is not correct as it is. Try: tileloom check without "
-                f"--mutate.\n{first}"
-            )
-        self._usual = {_words(finding) for finding in result.findings}
+        with self._one_at_a_time:
+            ways = self.ways[self._played : count]
+            if not ways:
+                return
+            with tempfile.TemporaryDirectory(prefix="tileloom-mutants-") as folder:
+                copies = {p: _copy(p, p.read_text(), Path(folder)) for p in self.kernels}
+                result = self._check(copies, ways, first_only=False)
+            if result.errors or result.failures:
+                first = result.errors[0].report.text() if result.errors else result.failures[0].text
+                raise LaunchError(
+                    f"emulator: {self.path} is not correct as it is. Try: tileloom check without "
+                    f"--mutate.\n{first}"
+                )
+            self._usual |= {_words(finding) for finding in result.findings}
+            self._places = self._places or result.places
+            self._played = count
 
     def verdict(self, path: Path, mutant: Mutant) -> Verdict:
         """Run one mutant until somebody notices it.
@@ -117,15 +128,21 @@ class Judge:
 
         Returns:
             What became of it.
+
+        Raises:
+            LaunchError: If the file is not correct as it is.
         """
         with tempfile.TemporaryDirectory(prefix="tileloom-mutants-") as folder:
             copy = _copy(path, mutant.text, Path(folder))
-            result = self._check({path: copy}, first_only=True)
-        new = [f for f in result.findings if _words(f) not in self._usual]
-        found = next((f for f in new if f.report.severity == "error"), None)
+            only = self._cases_of(path, mutant)
+            result = self._check({path: copy}, self.ways, first_only=True, only=only)
+        found = result.errors[0] if result.errors else None
         failure = result.failures[0] if result.failures else None
-        if found is None and failure is None and new:
-            found = new[0]
+        first = found or failure
+        if first is not None:
+            self._run_as_it_is(self.ways.index(first.setting) + 1)
+        else:
+            found = self._unusual(result)
         if found is not None:
             return Verdict(path, mutant, "reported", _short(found), found.setting, found.case)
         if failure is None:
@@ -134,10 +151,27 @@ class Judge:
         last = failure.text.strip().splitlines()[-1][:120]
         return Verdict(path, mutant, outcome, last, failure.setting, failure.case)
 
-    def _check(self, copies: Mapping[Path, Path], *, first_only: bool) -> Result:
+    def _unusual(self, result: Result) -> Finding | None:
+        """Return the first finding that is not said anyway."""
+        for finding in result.findings:
+            if _words(finding) not in self._usual:
+                self._run_as_it_is(self.ways.index(finding.setting) + 1)
+            if _words(finding) not in self._usual:
+                return finding
+        return None
+
+    def _cases_of(self, path: Path, mutant: Mutant) -> frozenset[str]:
+        """Return the cases whose kernels have the damaged lines; in the others nothing changes."""
+        lines = {(path.name, line) for line in range(mutant.lines[0], mutant.lines[1] + 1)}
+        return frozenset(case for case, places in self._places.items() if places & lines)
+
+    def _check(
+        self, copies: Mapping[Path, Path], ways: Sequence[Setting], *, first_only: bool,
+        only: Collection[str] = (),
+    ) -> Result:  # fmt: skip
         return check_in_child(
-            self.path, self.ways, timeout_s=self.timeout_s, case=self.case, copies=copies,
-            first_only=first_only, max_steps=_MAX_STEPS, kernel=self.kernel,
+            self.path, ways, timeout_s=self.timeout_s, case=self.case, copies=copies,
+            first_only=first_only, only=only, max_steps=_MAX_STEPS, kernel=self.kernel,
         )  # fmt: skip
 
     def verdicts(
@@ -159,7 +193,7 @@ class Judge:
             mutants = [(path, m) for path, found in self.mutants().items() for m in found]
         if not mutants:
             return
-        self.run_as_it_is()
+        self._run_as_it_is(1)
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(lambda item: self.verdict(*item), mutants)
 
@@ -184,9 +218,10 @@ def _copy(path: Path, text: str, folder: Path) -> Path:
 
 
 def _words(finding: Finding) -> tuple[str, ...]:
-    """What a finding says, without the lines that a damage may shift."""
+    """What a finding says, without numbers that change from run to run, but with barriers' own."""
     report = finding.report
-    return report.kind, report.severity, report.kernel, re.sub(r"\d+", "#", report.message)
+    message = re.sub(r"(?<!named barrier )\b\d+", "#", report.message)
+    return report.kind, report.severity, report.kernel, message
 
 
 def _short(finding: Finding) -> str:

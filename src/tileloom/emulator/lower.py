@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Generator, Iterable, Set
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from tileloom.emulator import costs
@@ -122,6 +124,12 @@ class Program:
         self.waits = {id(op) for op in module.walk() if op.name == "ttng.wait_barrier"}
         for func in module.funcs.values():
             self.build_blocks(func.blocks)
+
+    @cached_property
+    def places(self) -> frozenset[tuple[str, int]]:
+        """Names of files and lines that the operations come from, callers' too."""
+        locs = {op.loc for op in self.module.walk()}
+        return frozenset((Path(at.file).name, at.line) for loc in locs for at in loc.chain())
 
     def conflicts(self) -> list[tuple[Op, int]]:
         """Return the accesses to shared memory with bank conflicts, counted once."""

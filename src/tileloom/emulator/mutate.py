@@ -2,9 +2,9 @@
 
 A mutant removes or weakens one statement of a jitted function: a wait, an arrive, an expect, a
 fence, a count, a phase, a memory order; or lets a release stand before what it releases. A
-function of the source that does nothing but synchronise counts as a statement of its own where it
-is called. PTX is damaged where its text stands, in a jitted function or a `constexpr_function`.
-`judge` tells who notices.
+function that does nothing but synchronise (`synchronising`) counts as a statement of its own where
+it is called, and so do PTX that synchronises and a loop that polls. PTX is damaged where its text
+stands, in a jitted function or a `constexpr_function`. `judge` tells who notices.
 """
 
 from __future__ import annotations
@@ -15,25 +15,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-# Names of Gluon, and those that `tileloom.cpasync.gluon` gives the same.
-_MBARRIER_WAITS = {"wait", "mbarrier_wait"}
-_EXPECTS = {"expect", "arrive_and_expect_tx"}
-_INITS = {"init", "mbarrier_init"}
-_WEAKER = {"store_wait", "tma_store_wait", "warpgroup_mma_wait", "wait_group", "cp_async_wait"}
-_WAITS = {
-    *_MBARRIER_WAITS, *_WEAKER, "named_barrier_sync", "barrier", "debug_barrier", "thread_barrier",
-}  # fmt: skip
-_RELEASES = {
-    "arrive", "mbarrier_arrive", "arrive_each_thread", "mbarrier_arrive_each_thread",
-    "mbarrier_cp_async_arrive", "mbarrier_cp_async_arrive_noinc", "named_barrier_arrive",
-    "commit_group", "cp_async_commit",
-}  # fmt: skip
-_OTHERS = {
-    *_EXPECTS, *_INITS, "invalidate", "mbarrier_invalidate", "fence_async_shared",
-    "fence_proxy_async", "fence_barrier_init",
-}  # fmt: skip
+from tileloom.emulator.synchronising import (
+    EXPECTS,
+    INITS,
+    LIBRARY,
+    MBARRIER_WAITS,
+    WAITS,
+    WEAKER,
+    Helpers,
+    called,
+    is_kernel,
+    is_of_a_kernel,
+    parsed,
+)
+
 # What a release may release: an access before it, or a wait for one.
-_RELEASED = _WAITS | {"load", "store", "warpgroup_mma", "gather", "scatter"}
+_RELEASED = WAITS | {"load", "store", "warpgroup_mma", "gather", "scatter"}
 _HARMLESS = re.compile(r"#\s*tileloom:\s*harmless\((.+)\)\s*$")
 # What is weakened in PTX: how, and what that is called.
 _PTX = [
@@ -54,6 +51,8 @@ class Mutant:
         source: The line before.
         text: The whole file after.
         function: The jitted function that it stands in.
+        lines: First and last line of the statements, or of the PTX's function, that it changes; no
+            operation of a kernel without any of them is changed.
         harmless: The reason that a comment on the line gives why nobody need notice.
     """
 
@@ -62,68 +61,8 @@ class Mutant:
     source: str
     text: str
     function: str
+    lines: tuple[int, int]
     harmless: str | None = None
-
-
-def _decorators(node: ast.AST) -> set[str]:
-    if not isinstance(node, ast.FunctionDef):
-        return set()
-    names = [ast.unparse(d.func if isinstance(d, ast.Call) else d) for d in node.decorator_list]
-    return {name.split(".")[-1] for name in names}
-
-
-def _is_kernel(node: ast.AST) -> bool:
-    return "jit" in _decorators(node)
-
-
-def _is_of_a_kernel(node: ast.AST) -> bool:
-    """Whether a node is a kernel or computes what one is made of, its PTX."""
-    return bool({"jit", "constexpr_function"} & _decorators(node))
-
-
-def _called(node: ast.AST) -> str:
-    function = node.func if isinstance(node, ast.Call) else None
-    if isinstance(function, ast.Attribute):
-        return function.attr
-    return function.id if isinstance(function, ast.Name) else ""
-
-
-@dataclass(frozen=True)
-class Helpers:
-    """Functions that only synchronise: names that `mutants` treats like the library's own.
-
-    Attributes:
-        releases: Those that only hand something on.
-        others: Those that also wait.
-    """
-
-    releases: frozenset[str] = frozenset()
-    others: frozenset[str] = frozenset()
-
-    @staticmethod
-    def of(texts: Iterable[str]) -> Helpers:
-        """Find them in sources.
-
-        Args:
-            texts: Python sources; those that call the helpers and those that define them.
-        """
-        functions = [
-            node for text in texts for node in ast.walk(ast.parse(text)) if _is_kernel(node)
-        ]
-        releases, others = set(_RELEASES), _WAITS | _OTHERS
-        while True:
-            before = len(releases) + len(others)
-            for function in functions:
-                assert isinstance(function, ast.FunctionDef), "a kernel is a function"
-                calls = _statements(function)
-                if calls and calls <= releases:
-                    releases.add(function.name)
-                elif calls and calls <= releases | others:
-                    others.add(function.name)
-            if len(releases) + len(others) == before:
-                return Helpers(
-                    frozenset(releases - _RELEASES), frozenset(others - _WAITS - _OTHERS)
-                )
 
 
 def functions_of(kernel: str, texts: Iterable[str]) -> frozenset[str]:
@@ -138,8 +77,8 @@ def functions_of(kernel: str, texts: Iterable[str]) -> frozenset[str]:
     """
     names: dict[str, set[str]] = {}
     for text in texts:
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and _is_of_a_kernel(node):
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.FunctionDef) and is_of_a_kernel(node):
                 words = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
                 words |= {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
                 names.setdefault(node.name, set()).update(words)
@@ -155,14 +94,12 @@ def functions_of(kernel: str, texts: Iterable[str]) -> frozenset[str]:
 
 def kernels_of(texts: Iterable[str]) -> list[str]:
     """Return the names of all jitted functions of some sources, sorted."""
-    trees = [ast.parse(text) for text in texts]
-    return sorted({getattr(n, "name", "") for t in trees for n in ast.walk(t) if _is_kernel(n)})
+    trees = [parsed(text) for text in texts]
+    return sorted({getattr(n, "name", "") for t in trees for n in ast.walk(t) if is_kernel(n)})
 
 
-def _statements(function: ast.FunctionDef) -> set[str]:
-    """Names of what a function calls as statements; "" among them if it does anything else."""
-    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
-    return {_called(node.value) if isinstance(node, ast.Expr) else "" for node in body}
+def _lines(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno
 
 
 class _Source:
@@ -171,9 +108,10 @@ class _Source:
     def __init__(self, text: str, helpers: Helpers) -> None:
         self.text = text
         self.lines = text.splitlines(keepends=True)
-        self.releases = _RELEASES | helpers.releases
-        self.removable = self.releases | _WAITS | _OTHERS | helpers.others
-        self.function = ""
+        self.helpers = helpers
+        self.removable = LIBRARY | helpers.releases | helpers.others
+        self.released = _RELEASED | helpers.others | helpers.working
+        self.function: ast.FunctionDef  # that `mutants` is at
         self._starts = [0]
         for line in self.lines:
             self._starts.append(self._starts[-1] + len(line.encode()))
@@ -191,9 +129,8 @@ class _Source:
         """Return the mutant in which a node is replaced."""
         start, end = self._span(node)
         data = self.text.encode()
-        return self._mutant(
-            node.lineno, (data[:start] + new.encode() + data[end:]).decode(), change
-        )
+        text = (data[:start] + new.encode() + data[end:]).decode()
+        return self._mutant(node.lineno, text, change, self._statement(node))
 
     def within(self, node: ast.expr, span: tuple[int, int], new: str, change: str) -> Mutant:
         """Return the mutant in which a part of a node's source is replaced."""
@@ -202,20 +139,42 @@ class _Source:
         data = self.text.encode()
         text = data[:start] + new.encode() + data[start + len(segment[slice(*span)].encode()) :]
         line = node.lineno + segment.count("\n", 0, span[0])
-        return self._mutant(line, text.decode(), change)
+        return self._mutant(line, text.decode(), change, _lines(self.function))
 
     def swapped(self, first: ast.stmt, second: ast.stmt, change: str) -> Mutant:
         """Return the mutant in which two neighbours have changed places."""
         (a, b), (c, d) = self._span(first), self._span(second)
         data = self.text.encode()
         text = data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:]
-        return self._mutant(second.lineno, text.decode(), change)
+        lines = first.lineno, second.end_lineno or 0
+        return self._mutant(second.lineno, text.decode(), change, lines)
 
-    def _mutant(self, line: int, text: str, change: str) -> Mutant:
+    def _statement(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """The lines of the innermost statement that a node of the function is in."""
+        start, end = _lines(node)
+        spans = [_lines(n) for n in ast.walk(self.function) if isinstance(n, ast.stmt)]
+        return max(span for span in spans if span[0] <= start and end <= span[1])
+
+    def compiles(self, mutant: Mutant, function: ast.FunctionDef) -> bool:
+        """Whether a mutant of a function is Python; only that function is parsed."""
+        start, end = self._span(function)
+        behind = len(self.text.encode()) - end
+        damaged = mutant.text.encode()
+        lines = damaged[start : len(damaged) - behind].decode()
+        try:
+            ast.parse(
+                f"if True:\n{' ' * function.col_offset}{lines}" if function.col_offset else lines
+            )
+        except SyntaxError:
+            return False
+        return True
+
+    def _mutant(self, line: int, text: str, change: str, lines: tuple[int, int]) -> Mutant:
         source = self.lines[line - 1].rstrip()
         harmless = _HARMLESS.search(source)
         reason = harmless.group(1) if harmless else None
-        return Mutant(line, change, source.strip(), text, self.function, reason)
+        name = self.function.name
+        return Mutant(line, change, source.strip(), text, name, lines, reason)
 
 
 def mutants(text: str, helpers: Helpers | None = None) -> list[Mutant]:
@@ -223,57 +182,84 @@ def mutants(text: str, helpers: Helpers | None = None) -> list[Mutant]:
 
     Args:
         text: Python source with jitted kernels.
-        helpers: Further functions that only synchronise; those of the text itself are found.
+        helpers: What the functions do that the text calls; default: those that it has itself.
 
     Returns:
         One for each damage to a synchronising statement, in the order of the lines.
     """
-    own = Helpers.of([text])
-    if helpers is not None:
-        own = Helpers(own.releases | helpers.releases, own.others | helpers.others)
-    source = _Source(text, own)
-    found: list[Mutant] = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and _is_kernel(node):
-            source.function = node.name
-            found += _of_function(source, node)
-        if isinstance(node, ast.FunctionDef) and _is_of_a_kernel(node):
-            source.function = node.name
-            found += _of_strings(source, node)
-    unique = {(m.line, m.change, m.text): m for m in found if _compiles(m.text)}
-    return sorted(unique.values(), key=lambda m: (m.line, m.change))
-
-
-def _compiles(text: str) -> bool:
-    try:
-        ast.parse(text)
-    except SyntaxError:
-        return False
-    return True
+    source = _Source(text, Helpers.of([text]) if helpers is None else helpers)
+    found: dict[tuple[int, str, str], Mutant] = {}
+    for node in ast.walk(parsed(text)):
+        if isinstance(node, ast.FunctionDef) and is_of_a_kernel(node):
+            source.function = node
+            some = [*_of_function(source, node)] if is_kernel(node) else []
+            for mutant in [*some, *_of_strings(source, node)]:
+                if source.compiles(mutant, node):
+                    found[mutant.line, mutant.change, mutant.text] = mutant
+    return sorted(found.values(), key=lambda m: (m.line, m.change))
 
 
 def _of_function(source: _Source, function: ast.FunctionDef) -> Iterator[Mutant]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Expr) and _called(node.value) in source.removable:
-            yield source.mutant(node, "pass", f"removed {_called(node.value)}")
+        if isinstance(node, ast.Expr) and _is_removable(source, node, function):
+            yield source.mutant(node, "pass", f"removed {called(node.value)}")
         if isinstance(node, ast.Call):
             yield from _of_call(source, node)
         for body in (getattr(node, "body", None), getattr(node, "orelse", None)):
             if isinstance(body, list):
-                yield from _of_body(source, body)
+                yield from _of_body(source, function, body)
+    arguments = [a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)]
+    yield from _of_results(source, function, function.body, set(arguments))
 
 
-def _of_body(source: _Source, body: list[ast.stmt]) -> Iterator[Mutant]:
-    """Let a release stand before the access or wait above it."""
+def _is_removable(source: _Source, node: ast.Expr, function: ast.FunctionDef) -> bool:
+    if called(node.value) == "inline_asm_elementwise":
+        return source.helpers.synchronises(node, function)
+    return called(node.value) in source.removable
+
+
+def _of_results(
+    source: _Source, function: ast.FunctionDef, body: list[ast.stmt], bound: set[str]
+) -> Iterator[Mutant]:
+    """Leave out helpers whose result has a value before, and loops that poll."""
+    for node in body:
+        targets = _targets(node)
+        helper = called(getattr(node, "value", None))
+        if isinstance(node, ast.While) and _polls(source, node, function):
+            yield source.mutant(node, "pass", "removed the loop that polls")
+        elif targets and targets <= bound and helper in source.removable - LIBRARY:
+            if source.helpers.synchronises(node, function):
+                yield source.mutant(node, "pass", f"removed {helper}")
+        else:
+            for inner in (getattr(node, "body", []), getattr(node, "orelse", [])):
+                yield from _of_results(source, function, inner, bound | _targets(node))
+        bound = bound | targets
+
+
+def _polls(source: _Source, node: ast.While, function: ast.FunctionDef) -> bool:
+    is_plain = all(isinstance(inner, (ast.Assign, ast.Pass)) for inner in node.body)
+    return is_plain and source.helpers.synchronises(node, function)
+
+
+def _targets(node: ast.stmt) -> set[str]:
+    """The names that a statement gives values."""
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return {n.id for t in targets if t is not None for n in ast.walk(t) if isinstance(n, ast.Name)}
+
+
+def _of_body(source: _Source, function: ast.FunctionDef, body: list[ast.stmt]) -> Iterator[Mutant]:
+    """Let a release stand before the access or wait above it, unless it needs its result."""
     for before, node in pairwise(body):
-        if not isinstance(node, ast.Expr) or _called(node.value) not in source.releases:
+        if not isinstance(node, ast.Expr) or not source.helpers.hands_on(node, function):
             continue
         if not isinstance(before, (ast.Expr, ast.Assign, ast.AnnAssign)):
             continue
-        called = [_called(n) for n in ast.walk(before)]
-        released = next((name for name in called if name in _RELEASED), None)
+        if _targets(before) & {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}:
+            continue
+        names = [called(n) for n in ast.walk(before)]
+        released = next((name for name in names if name in source.released), None)
         if released:
-            change = f"{_called(node.value)} before the {released} above it"
+            change = f"{called(node.value)} before the {released} above it"
             yield source.swapped(before, node, change)
 
 
@@ -290,20 +276,20 @@ def _of_strings(source: _Source, function: ast.FunctionDef) -> Iterator[Mutant]:
 
 
 def _of_call(source: _Source, node: ast.Call) -> Iterator[Mutant]:
-    name = _called(node)
-    if name in _WEAKER and node.args:
+    name = called(node)
+    if name in WEAKER and node.args:
         change = f"{name} leaves one more in flight"
         yield source.mutant(node.args[0], f"({source.segment(node.args[0])}) + 1", change)
-    if name in _MBARRIER_WAITS and len(node.args) > 1:
+    if name in MBARRIER_WAITS and len(node.args) > 1:
         yield source.mutant(node.args[1], f"({source.segment(node.args[1])}) ^ 1", "phase inverted")
-    if name in _EXPECTS and len(node.args) > 1:
+    if name in EXPECTS and len(node.args) > 1:
         count = source.segment(node.args[1])
         yield source.mutant(node.args[1], f"({count}) // 2", "half the bytes expected")
     for keyword in node.keywords:
-        if keyword.arg == "count" and name in {*_INITS, "arrive", "mbarrier_arrive"}:
+        if keyword.arg == "count" and name in {*INITS, "arrive", "mbarrier_arrive"}:
             count = source.segment(keyword.value)
             yield source.mutant(keyword.value, f"({count}) + 1", f"count of {name} one higher")
-            if name in _INITS and count != "1":
+            if name in INITS and count != "1":
                 yield source.mutant(keyword.value, f"({count}) // 2", "half the arrivals expected")
         if keyword.arg == "pred":
             yield source.mutant(keyword.value, "True", "predicate removed")

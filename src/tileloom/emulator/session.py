@@ -32,7 +32,10 @@ _ARCHS = {"sm_80": (8, 0), "sm_90": (9, 0), "sm_90a": (9, 0)}
 
 @dataclass
 class LaunchInfo:
-    """What one launch cost: its kernel, programs, checked accesses and steps; its rings."""
+    """What one launch cost: its kernel, programs, checked accesses and steps; its rings.
+
+    `places` are the files' names and lines that the kernel's operations come from.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
@@ -40,6 +43,7 @@ class LaunchInfo:
     global_accesses: int
     steps: int
     rings: tuple[RingUse, ...] = ()
+    places: frozenset[tuple[str, int]] = frozenset()
 
 
 @dataclass
@@ -151,6 +155,7 @@ class Run:
                     launch.memory.count,
                     launch.steps,
                     tuple(endings.rings(launch)),
+                    program.places,
                 )
             )
 
