@@ -6,9 +6,11 @@ import pytest
 import torch
 from tests.launch import fake_cuda
 
-from tileloom import knobs, masks
+import tileloom
+from tileloom import emulator, knobs, masks
 from tileloom import target as targets
 from tileloom.launch.launcher import prepared
+from tileloom.ops.attention import launch_triton_bwd
 from tileloom.ops.attention.config import GluonSm90Config, TritonConfig
 from tileloom.ops.attention.problem import AttentionProblem
 
@@ -157,3 +159,23 @@ def test_the_portable_backward(cuda, is_dropped):
     tensors = (dout, None, q, k, v, out, lse, None, bias, None, state, dq, dk, dv, dbias)
     mask, config = masks.window(10, 0), TritonBackwardConfig()
     both_ways(cuda, bind_attention_bwd, config, tensors, mask, first=2, kernels=4)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_batches_and_heads_are_folded_into_the_first_dimension_of_the_grid(arch):
+    # Of which there may be 2^31 - 1; of the other two, 65,535.
+    dtype = torch.float16
+    leaves = [torch.randn(s).to(dtype).requires_grad_() for s in [(3, 2, 5, 16)] * 3 + [(5, 5)]]
+    packed = [torch.randn(6, 2, 64).to(dtype).requires_grad_() for _ in range(3)]
+    ends = torch.tensor([0, 2, 6], dtype=torch.int32)
+    with emulator.run(arch=arch, sms=2) as run:
+        out = tileloom.attention(*leaves[:3], bias=leaves[3])
+        torch.autograd.grad(out, leaves, torch.ones_like(out))
+        out = tileloom.attention_varlen(*packed, ends, ends, 4, 4)
+        torch.autograd.grad(out, packed, torch.ones_like(out))
+    assert len(run.launches) >= 6
+    parts = {launch.grid[1] for launch in run.launches if launch.kernel == "attention_dbias_kernel"}
+    others = {launch.grid[1:] for launch in run.launches if launch.grid[1] not in parts}
+    assert len(parts) == 1
+    assert others == {(1, 1)}
+    assert launch_triton_bwd._SHARED_PROGRAMS <= 65_535  # at most so many parts of a shared bias
