@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from tileloom import emulator
+from tileloom.emulator.devices import cuda_on_cpu
 
 RAN: list[int] = []
 
@@ -44,6 +45,17 @@ def reads_past(x_ptr, PAST: tl.constexpr):
 def test_a_fault_of_one_candidate_is_named():
     with pytest.raises(emulator.OutOfBoundsError, match="touches element 8"), emulator.run():
         reads_past[(1,)](torch.zeros(8))
+
+
+def test_a_benchmark_in_a_checked_file_runs_once():
+    x, out = torch.ones(100), torch.zeros(100)
+    with emulator.run() as run, cuda_on_cpu(run.target):
+        times = triton.testing.do_bench(
+            lambda: accumulate.fn[(4,)](x, out, 100, 32), quantiles=[0.5, 0.2, 0.8]
+        )
+    assert times == [1.0, 1.0, 1.0]
+    assert len(run.launches) == 1
+    assert torch.equal(out, x)
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Lets a script written for a GPU run without one: CUDA devices become the CPU inside a block.
 
 Factories and moves with ``device="cuda"`` give CPU tensors, ``torch.cuda`` answers for an
-emulated card, streams and events do nothing. It is meant for `tileloom check`: tests and scripts
+emulated card, streams and events do nothing, and `triton.testing.do_bench` runs what it is to
+time once. It is meant for `tileloom check`: tests and scripts
 as they are.
 """
 
@@ -17,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from tileloom.emulator.capture import played_once
 from tileloom.target import Target
 
 
@@ -188,6 +190,7 @@ def cuda_on_cpu(target: Target) -> Generator[None]:
         mock.patch.multiple(torch.accelerator, **accelerator),
         mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
         mock.patch.object(torch, "Generator", _Generator),
+        mock.patch("triton.testing.do_bench", played_once),
         _default_device(),
         _OnCpu(),
     ):
