@@ -5,11 +5,13 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from tests.launch import samples
 
+import tileloom
 from tileloom.cli import inspect
 from tileloom.cli.main import main
 from tileloom.errors import OptionError
@@ -82,6 +84,57 @@ def test_a_wrong_name_gets_the_nearest_and_status_2(canned, capsys):
     assert canned[1] == []
 
 
+@pytest.mark.parametrize("name", ["nothing", "nokernel"])
+def test_a_name_that_is_like_none_gets_all_of_them(name, capsys):
+    assert main(["inspect", name]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no kernel '{name}'. Kernels: attention_fwd_triton, attention_fwd_" in said
+
+
+def test_operators_name_their_kernels():
+    specs = inspect.shipped_specs()
+    starts = {n.split("_")[0] for n in specs}
+    assert starts == {start.split("_")[0] for start in inspect.OPERATORS}
+    for start, names in inspect.OPERATORS.items():
+        kernels = [n for n in specs if n.startswith(f"{start}_")]
+        for name in names:
+            assert name == "gemm" or name in tileloom.__all__
+            assert [s.name for s in inspect.select(specs, [name])] == kernels
+    assert inspect.select(specs, ["rms*"]) == inspect.select(specs, ["layer_norm"])
+
+
+def test_list_prints_names_and_compiles_nothing(canned, tmp_path, capsys):
+    assert main(["inspect", "--list", "gemm", "*sm90"]) == 0
+    names = "attention_fwd_gluon_sm90[d64]\ngemm[t128]\n"
+    assert capsys.readouterr() == (names, "2 kernels, 3 with each architecture\n")
+    assert main(["bundle", "build", str(tmp_path / "b"), "gemm", "--list"]) == 0
+    assert capsys.readouterr().out == "gemm[t128]\n"
+    assert canned[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_off_a_terminal_is_a_line_now_and_then(capsys, monkeypatch):
+    now = iter([0, 10, 31, 40, 70])
+    monkeypatch.setattr(inspect, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with inspect.progress(5) as tell:
+        for _ in range(4):
+            tell(_kernel())
+    assert capsys.readouterr().err.splitlines() == [
+        "compiling 5 kernels",
+        "2 of 5 kernels after 31 s",
+        "4 of 5 kernels after 70 s",
+    ]
+
+
+def test_progress_on_a_terminal_has_count_and_name(monkeypatch):
+    shown = Console(file=io.StringIO(), force_terminal=True, width=100)
+    monkeypatch.setattr(inspect, "console", lambda to_stderr: shown)
+    with inspect.progress(5) as tell:
+        tell(_kernel("gemm[t128]"))
+    assert "compiling 1/5" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.file.getvalue())
+    assert "gemm[t128] sm_90" in shown.file.getvalue()
+
+
 def test_architectures(canned, capsys):
     assert main(["inspect", "--json", "--arch", "sm_90a"]) == 0
     rows = json.loads(capsys.readouterr().out)["kernels"]
@@ -150,9 +203,9 @@ def test_options_reach_the_compiler(canned, tmp_path, capsys):
     (tmp_path / "triton").mkdir()
     arguments = ["--triton", str(tmp_path), "--workers", "1", "--timeout", "7"]
     assert main(["inspect", "gemm", *arguments]) == 0
-    assert canned[1] == [
-        {"workers": 1, "timeout_s": 7.0, "triton_path": tmp_path, "on_result": None}
-    ]
+    (given,) = canned[1]
+    assert callable(given.pop("on_result"))
+    assert given == {"workers": 1, "timeout_s": 7.0, "triton_path": tmp_path}
     assert main(["inspect", "--triton", str(tmp_path / "none")]) == 2
     assert "it must be a folder that holds 'triton'" in capsys.readouterr().err
 

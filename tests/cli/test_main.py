@@ -130,6 +130,11 @@ def test_an_unknown_command_gets_the_nearest_one(capsys):
             "there is no option '--arch'. Options: -h, ",
         ),
         ("doctor all", "doctor", "there is no place for an argument 'all'"),
+        (
+            "bundle build b --arch 90 k",
+            "bundle build",
+            "there is no place for an argument 'k'. Try: all arguments before the options.",
+        ),
         ("bundle build", "bundle build", "the following arguments are required: FILE\n"),
         ("cache export", "cache export", "the following arguments are required: FILE\n"),
         ("--colour", "[-h]", "there is no option '--colour'. Options: -h, --version."),

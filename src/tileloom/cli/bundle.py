@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tileloom.cli import console
+from tileloom.cli import console, inspect
 from tileloom.errors import BundleError, LaunchError, OptionError, TileloomError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="*",
         default=[],
         metavar="KERNEL",
-        help="a kernel's name, the part before its '[', or a pattern with *; default: all",
+        help=inspect.KERNEL_HELP,
     )
     build.add_argument(
         "--from",
@@ -64,9 +64,10 @@ def add_parser(subparsers: Any) -> None:
         metavar="PATH",
         help="folder with another Triton (from pip install --target) to compile with",
     )
-    build.add_argument("--workers", type=int, metavar="N", help="compiling processes")
+    build.add_argument("--list", action="store_true", help=inspect.LIST_HELP)
+    build.add_argument("--workers", type=int, metavar="N", help=inspect.WORKERS_HELP)
     build.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="seconds for one kernel"
+        "--timeout", type=float, default=120.0, metavar="S", help=inspect.TIMEOUT_HELP
     )
     show = actions.add_parser("show", help="list what a bundle holds")
     verify = actions.add_parser(
@@ -140,14 +141,15 @@ def specs_from(source: str) -> dict[str, KernelSpec]:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from tileloom.cli.inspect import check_triton, pairs_of, progress, select, shipped_specs
     from tileloom.launch.bundle_build import build_bundle
 
     try:
-        specs = shipped_specs() if args.source is None else specs_from(args.source)
-        pairs = pairs_of(select(specs, args.kernel, "bundle"), args.arch, "bundle")
-        check_triton(args.triton, "bundle")
-        with progress(len(pairs)) as on_result:
+        specs = inspect.shipped_specs() if args.source is None else specs_from(args.source)
+        pairs = inspect.pairs_of(inspect.select(specs, args.kernel, "bundle"), args.arch, "bundle")
+        inspect.check_triton(args.triton, "bundle")
+        if args.list:
+            return inspect.print_names(pairs)
+        with inspect.progress(len(pairs)) as on_result:
             variants = build_bundle(
                 args.path,
                 pairs,

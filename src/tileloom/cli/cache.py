@@ -109,7 +109,7 @@ def select(entries: Sequence[Entry], wanted: Sequence[str]) -> list[Entry]:
         fits = [path for path, known in names.items() if any(map(pattern.fullmatch, known))]
         if not fits:
             kernels = sorted({kernel for kernel, _ in names.values()})
-            near = difflib.get_close_matches(text, kernels, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(text, kernels, n=1)
             hint = f"Did you mean '{near[0]}'?" if near else "Try: `tileloom cache ls`."
             raise OptionError(f"cache: there is no winner of a kernel '{text}'. {hint}")
         chosen.update(fits)

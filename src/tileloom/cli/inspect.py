@@ -10,6 +10,8 @@ import importlib.util
 import json
 import pkgutil
 import re
+import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,28 @@ if TYPE_CHECKING:
 
     from tileloom.launch.aot import CompiledKernel, CompileResult, KernelSpec
 
+OPERATORS = {
+    "attention": ("attention", "attention_varlen"),
+    "matmul": ("matmul", "async_input_matmul", "gemm"),
+    "norm": ("rms_norm", "layer_norm"),
+    "softmax": ("softmax",),
+    "cross_entropy": ("cross_entropy",),
+    "swiglu": ("swiglu",),
+}
+"""Operators by the beginning of their kernels' names; `gemm` is what `tileloom bench` says."""
+
 TEXTS = ("ttir", "ttgir", "ptx", "sass")
+
+
+SECONDS_BETWEEN_LINES = 30.0
+
+KERNEL_HELP = (
+    "a kernel's name, the part before its '[', an operator such as rms_norm, or a pattern with *; "
+    "default: all, hundreds that take seconds each; --list says which"
+)
+LIST_HELP = "print the kernels' names and compile nothing"
+WORKERS_HELP = "compiling processes; default: one for each core"
+TIMEOUT_HELP = "seconds for one kernel; default: 120"
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,7 +64,7 @@ def add_parser(subparsers: Any) -> None:
         nargs="*",
         default=[],
         metavar="KERNEL",
-        help="a kernel's name, the part before its '[', or a pattern with *; default: all",
+        help=KERNEL_HELP,
     )
     parser.add_argument(
         "--arch",
@@ -55,13 +78,12 @@ def add_parser(subparsers: Any) -> None:
         metavar="PATH",
         help="folder with another Triton (from pip install --target) to compile with",
     )
+    parser.add_argument("--list", action="store_true", help=LIST_HELP)
     parser.add_argument("--json", action="store_true", help="write JSON instead of a table")
     for name in TEXTS:
         parser.add_argument(f"--{name}", action="store_true", help=f"write the kernel's {name}")
-    parser.add_argument("--workers", type=int, metavar="N", help="compiling processes")
-    parser.add_argument(
-        "--timeout", type=float, default=120.0, metavar="S", help="seconds for one kernel"
-    )
+    parser.add_argument("--workers", type=int, metavar="N", help=WORKERS_HELP)
+    parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help=TIMEOUT_HELP)
 
 
 def shipped_specs() -> dict[str, KernelSpec]:
@@ -92,6 +114,12 @@ def family(name: str) -> str:
     return name.partition("[")[0]
 
 
+def _names(name: str) -> tuple[str, ...]:
+    """What a kernel may be asked for by: its name, the part before the bracket, its operators."""
+    found = [ops for start, ops in OPERATORS.items() if name.startswith(f"{start}_")]
+    return (name, family(name), *(op for ops in found for op in ops))
+
+
 class NoSuchKernelError(OptionError):
     """A name on the command line fits no kernel."""
 
@@ -99,7 +127,7 @@ class NoSuchKernelError(OptionError):
 def select(
     specs: Mapping[str, KernelSpec], wanted: Sequence[str], command: str = "inspect"
 ) -> list[KernelSpec]:
-    """Pick kernels by name, by the part before the bracket, or by a pattern with ``*``.
+    """Pick kernels by name, the part before the bracket, operator, or a pattern with ``*``.
 
     Args:
         specs: All kernels by name.
@@ -115,10 +143,11 @@ def select(
     chosen: set[str] = set()
     for text in wanted:
         pattern = re.compile(".*".join(map(re.escape, text.split("*"))))
-        fits = [n for n in specs if pattern.fullmatch(n) or pattern.fullmatch(family(n))]
+        fits = [n for n in specs if any(map(pattern.fullmatch, _names(n)))]
         if not fits:
             families = list(dict.fromkeys(map(family, specs)))
-            near = difflib.get_close_matches(text, [*families, *specs], n=1, cutoff=0.4)
+            known = dict.fromkeys(name for n in specs for name in _names(n))
+            near = difflib.get_close_matches(text, [*families, *known], n=1)
             hint = f"Did you mean '{near[0]}'?" if near else f"Kernels: {', '.join(families)}."
             raise NoSuchKernelError(f"{command}: there is no kernel '{text}'. {hint}")
         chosen.update(fits)
@@ -305,25 +334,64 @@ def check_triton(folder: Path | None, command: str = "inspect") -> None:
         )
 
 
+def print_names(pairs: Sequence[tuple[KernelSpec, str]]) -> int:
+    """Print each kernel's name once, and how many there are to stderr; return 0."""
+    names = dict.fromkeys(spec.name for spec, _ in pairs)
+    print("\n".join(names))
+    print(f"{_count(len(names))}, {len(pairs)} with each architecture", file=sys.stderr)
+    return 0
+
+
+def _count(kernels: int) -> str:
+    return f"{kernels} kernel{'' if kernels == 1 else 's'}"
+
+
 @contextlib.contextmanager
-def progress(total: int) -> Generator[Callable[[CompileResult], None] | None]:
-    """Show a bar of compiled kernels on a terminal, inside a `with` block.
+def progress(total: int) -> Generator[Callable[[CompileResult], None]]:
+    """Tell on stderr how many kernels are compiled, inside a `with` block.
+
+    On a terminal it is a bar with the kernel that came last; elsewhere a line at the start, and one
+    every 30 seconds.
 
     Args:
-        total: How many there will be.
+        total: How many there will be, each architecture counted.
 
     Yields:
-        What to call with each result; None where nobody looks.
+        What to call with each result.
     """
     shown = console(to_stderr=True)
     if not shown.is_terminal:
-        yield None
+        print(f"compiling {_count(total)}", file=sys.stderr, flush=True)
+        yield _lines(total)
         return
-    from rich.progress import Progress
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(console=shown, transient=True) as bar:
-        task = bar.add_task("compiling", total=total)
-        yield lambda result: bar.update(task, advance=1, description=result.arch)
+    columns = (
+        TextColumn("compiling"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=shown, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda result: bar.update(
+            task, advance=1, description=escape(f"{result.name} {result.arch}")
+        )
+
+
+def _lines(total: int) -> Callable[[CompileResult], None]:
+    done = 0
+    started = told = time.monotonic()
+
+    def tell(result: CompileResult) -> None:
+        nonlocal done, told
+        done += 1
+        now = time.monotonic()
+        if now - told >= SECONDS_BETWEEN_LINES:
+            told = now
+            text = f"{done} of {_count(total)} after {now - started:.0f} s"
+            print(text, file=sys.stderr, flush=True)
+
+    return tell
 
 
 def run(args: argparse.Namespace) -> int:
@@ -343,6 +411,8 @@ def run(args: argparse.Namespace) -> int:
 
     pairs = pairs_of(select(shipped_specs(), args.kernel), args.arch)
     check_triton(args.triton)
+    if args.list:
+        return print_names(pairs)
     with progress(len(pairs)) as on_result:
         results = compile_in_workers(
             pairs,

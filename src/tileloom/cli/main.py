@@ -74,7 +74,8 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, text: str) -> str:
         if not text.startswith("-"):
-            return f"there is no place for an argument '{text}'"
+            hint = " Try: all arguments before the options." if "..." in self.format_usage() else ""
+            return f"there is no place for an argument '{text}'.{hint}"
         known = re.findall(r"(?<![\w-])--?[a-z][\w-]*", self.format_usage())
         near = difflib.get_close_matches(text, known, n=1)
         hint = f"Did you mean '{near[0]}'?" if near else f"Options: {', '.join(known)}."
