@@ -1,5 +1,6 @@
 import argparse
 import json
+import re
 import time
 from types import SimpleNamespace
 
@@ -139,10 +140,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("operator", REFUSED)
-def test_help_names_what_the_operator_takes_and_nothing_else(operator, capsys):
+def test_help_names_what_the_operator_takes_and_nothing_else(operator, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         tileloom_main(["bench", operator, "--help"])
     shown = capsys.readouterr().out.replace("[", " ").replace("]", " ")
+    example = re.search(r"such as (\S+);", " ".join(shown.split()))[1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert tileloom_main(["bench", operator, "--cases", example]) == 1  # not 2: there are such
     for option in REFUSED["rowwise"]:
         assert (f"{option} " in shown or f"{option}\n" in shown) == (
             option not in REFUSED[operator]

@@ -12,7 +12,7 @@ import torch
 
 from tests.emulator import support
 from tileloom.cli.main import main
-from tileloom.emulator.check import Setting, check_file, check_in_child, settings
+from tileloom.emulator.check import Playing, Setting, check_file, check_in_child, settings
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.report import annotation
 from tileloom.errors import OptionError
@@ -131,6 +131,8 @@ def test_a_file_without_a_launch_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "sentence"),
     [
+        ("def main(:", [], "FILE is not Python: invalid syntax (odd.py, line 1)."),
+        ("\xff", [], "FILE is not Python: (unicode error) 'utf-8' codec can't decode byte 0xff"),
         ("CASES = [1]", [], "CASES of FILE is a list; it must map names to functions without"),
         ("def main():\n    pass", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no"),
         ("CASES = {}", ["--case", "a"], "FILE has no CASES, so no case 'a'. Try: no --case."),
@@ -149,19 +151,38 @@ def test_what_is_wrong_with_a_file_is_a_sentence(text, options, sentence, tmp_pa
     assert sentence.replace("FILE", str(path)) in said.err
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("def main(:", "SyntaxError"),
-        ("def main(:", "of which failed; 0 errors, 0 warnings"),
-        ("\xff", "no kernel: 0 launches"),
-    ],
-)
-def test_a_file_that_is_no_python_fails(text, sentence, tmp_path, capsys):
-    path = tmp_path / "odd.py"
-    path.write_bytes(text.encode("latin-1"))
-    assert main(["check", str(path), *LATE]) == 1
-    assert sentence in capsys.readouterr().out
+def test_a_path_that_is_no_file_gets_the_nearest(tmp_path):
+    (tmp_path / "ring.py").write_text("")
+    with pytest.raises(OptionError, match=r"there is no file .*/ring\. Try: .*/ring\.py\.$"):
+        check_file(tmp_path / "ring", ONCE)
+    with pytest.raises(OptionError, match=r"is a folder\. Try: one of its files\.$"):
+        check_file(tmp_path, ONCE)
+
+
+FAILING = """
+def main():
+    y = torch.zeros(100)
+    shift[(1,)](torch.zeros(100), y, 100, 128)
+    assert y[0] == 7, "seven"
+"""
+
+
+def test_a_files_own_failure_shows_its_frames_and_is_annotated_once(tmp_path, capsys):
+    path = write(tmp_path, "failing.py", FAILING)
+    assert main(["check", str(path), "--level", "ttgir", "--seeds", "1", "--github"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "AssertionError: seven" in line
+    assert line.endswith("under schedule late, level ttgir and 2 other settings")
+    assert "emulator/check.py" not in line
+
+
+def test_a_kernel_that_nobody_launched_is_told_after_one_run(tmp_path):
+    path = write(tmp_path, "module.py", MAIN)
+    runs = []
+    with pytest.raises(OptionError, match="launched no kernel 'shft'"):
+        check_file(path, settings(["late", "eager"], [0], ["ttgir"]), kernel="shft",
+                   say=runs.append)  # fmt: skip
+    assert sum(isinstance(run, Playing) and not run.kernel for run in runs) == 1
 
 
 def test_reports_are_kept_once_over_all_settings(tmp_path):

@@ -85,6 +85,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     # fmt: on
 
 
+_EXAMPLES = {"attention": "d128-*", "gemm": "square-*", "rowwise": "softmax-*"}
 _PEERS = {
     "attention": "cudnn, flash, efficient, fa4, flex, or none; default: all but flex, which "
     "compiles; with --quick cudnn and efficient",
@@ -101,7 +102,7 @@ def _add_common(parser: argparse.ArgumentParser, operator: str) -> None:
     add = parser.add_argument
     # fmt: off
     add("--cases", default="all", metavar="NAMES",
-        help="comma list of cases, * and ? allowed, such as d128-*; default: all")
+        help=f"comma list of cases, * and ? allowed, such as {_EXAMPLES[operator]}; default: all")
     add("--cases-file", type=Path, metavar="FILE",
         help=f"JSON with the cases; default: benchmarks/{operator}_cases.json")
     add("--peers", metavar="NAMES", help=f"comma list of {_PEERS[operator]}")

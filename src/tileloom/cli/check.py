@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,18 +111,28 @@ def run(args: argparse.Namespace) -> int:
     elif args.github:
         for finding in result.findings:
             print(finding.report.github())
-        for failure in result.failures:
-            print(_annotation(failure, path))
+        for failures in _alike(result.failures):
+            print(_annotation(failures, path))
     else:
         _write_text(result, args.target, ways)
     return 1 if result.errors or result.failures else 0
 
 
-def _annotation(failure: Failure, path: Path) -> str:
-    """A GitHub workflow command for a run that ended with no report."""
+def _alike(failures: Sequence[Failure]) -> list[list[Failure]]:
+    """Put failures of the same case that end with the same line together."""
+    found: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        last = failure.text.strip().rpartition("\n")[2]
+        found.setdefault((failure.case, last), []).append(failure)
+    return list(found.values())
+
+
+def _annotation(failures: Sequence[Failure], path: Path) -> str:
+    """A GitHub workflow command for runs that ended alike, with no report."""
     from tileloom.emulator.report import annotation
 
-    text = f"{failure.text.strip()}\nunder {failure.setting.text()}"
+    others = f" and {len(failures) - 1} other settings" if len(failures) > 1 else ""
+    text = f"{failures[0].text.strip()}\nunder {failures[0].setting.text()}{others}"
     return annotation("error", "tileloom check", text, str(path))
 
 

@@ -158,6 +158,7 @@ def _kernel_table(findings: Findings) -> Table:
                 str(row.blocks_per_sm),
                 "cached" if row.compile_s is None else f"{row.compile_s:.1f} s",
             ]
-        faults = "; ".join(row.faults) or "none"
+        allowed = "none; spills within its budget" if row.spill_bytes else "none"
+        faults = "; ".join(row.faults) or allowed
         made.add_row(escape(row.name), row.arch, *numbers, escape(faults))
     return made

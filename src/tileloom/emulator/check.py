@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import faulthandler
@@ -174,17 +175,31 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
+def _no_file(path: Path) -> str:
+    """Say that a path is no file, and which one is like it."""
+    if path.is_dir():
+        return f"emulator: {path} is a folder. Try: one of its files."
+    there = [p.name for p in path.absolute().parent.glob("*.py")]
+    near = difflib.get_close_matches(f"{path.name.removesuffix('.py')}.py", there, n=1)
+    hint = f" Try: {path.with_name(near[0])}." if near else ""
+    return f"emulator: there is no file {path}.{hint}"
+
+
 class _File:
     """A Python file, and how it is run: its tests, its `CASES` or ``main()``, or as a script."""
 
     def __init__(self, path: Path, case: str | None, copy: Path | None) -> None:
         if not path.is_file():
-            raise OptionError(f"emulator: there is no file {path}.")
+            raise OptionError(_no_file(path))
         self.case = case
         self.folder = str(path.resolve().parent)
         self.path = copy or path
         name = self.path.name
         text = self.path.read_text(encoding="utf-8", errors="replace")
+        try:
+            ast.parse(self.path.read_bytes(), filename=name)
+        except (SyntaxError, ValueError) as error:  # or bytes that are no text
+            raise OptionError(f"emulator: {path} is not Python: {error}.") from None
         self.is_pytest = name.startswith("test_") or name.endswith("_test.py")
         is_module = re.search(r"^(def main\(|CASES\b)", text, re.MULTILINE) is not None
         self.is_module = is_module and not self.is_pytest
@@ -284,6 +299,8 @@ def check_file(
                 session.timeline(timeline)
             if check.is_done:
                 return check.result
+            if kernel is not None and kernel not in check.result.kernels:
+                break  # other ways launch no others
     result = check.result
     if not first_only:
         check.look_at_rings()
@@ -386,6 +403,10 @@ class _Check:
                     return
 
 
+_OWN_FRAMES = (f"{Path(__file__).parent}/", "<frozen ", runpy.__file__ or "<frozen ")
+"""Where a file's own frames have not begun yet."""
+
+
 def _failure_of(action: Callable[[], Any]) -> tuple[str, str]:
     """Run something; return what went wrong that is no report, and its kind; or nothing."""
     try:
@@ -397,11 +418,13 @@ def _failure_of(action: Callable[[], Any]) -> tuple[str, str]:
     except SystemExit as stop:
         if stop.code not in (None, 0):
             return f"the script ends with status {stop.code}", "raised"
-    except SyntaxError as error:
-        return "".join(traceback.format_exception_only(error)), "raised"
     except Exception as error:
         kind = "wrong" if isinstance(error, AssertionError) else "raised"
-        return traceback.format_exc(limit=-4), kind
+        place = error.__traceback__
+        while place is not None and place.tb_frame.f_code.co_filename.startswith(_OWN_FRAMES):
+            place = place.tb_next
+        text = traceback.format_exception(type(error), error, place, limit=-4)
+        return "".join(text), kind
     return "", ""
 
 
