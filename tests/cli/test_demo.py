@@ -167,6 +167,7 @@ def test_a_model_with_its_own_attention_is_refused(tiny_demo, monkeypatch, capsy
     [
         (["--model", "no/such/folder"], "the model folder no/such/folder does not exist"),
         (["--texts", "7"], "--texts is 7; it must be at least 8"),
+        (["--out", f"{__file__}/x"], "test_demo.py/x cannot be made: Not a directory. Try: --out "),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, text, capsys):

@@ -141,6 +141,12 @@ def run(args: argparse.Namespace) -> int:
             f"demo: --out is {args.out}, which is a file; it must be a folder, or not exist yet. "
             "Try: --out tileloom-demo."
         )
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"demo: --out {args.out} cannot be made: {error.strerror}. Try: --out tileloom-demo."
+        ) from None
     job = _prepare(args)
     with register():
         vectors = [_embed(job, dtype) for dtype in job.dtypes]
