@@ -163,6 +163,24 @@ def hand_on():
 
 
 @gluon.jit
+def read_back_kernel(desc, x_ptr, out_ptr):
+    """A tile that a TMA store wrote to global memory is read by ordinary loads."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    tile = gl.allocate_shared_memory(gl.float32, [ROWS, COLUMNS], desc.layout)
+    tile.store(gl.full([ROWS, COLUMNS], 4.0, gl.float32, layout))
+    cp.fence_proxy_async()
+    cp.tma_store(desc, [0, 0], tile)
+    cp.tma_store_wait(0, read=False)
+    gl.store(_grid(out_ptr, layout), gl.load(_grid(x_ptr, layout)))
+
+
+def read_back():
+    x, out = torch.zeros(2, ROWS.value, COLUMNS.value)
+    read_back_kernel[(1,)](_describe(x, gl.float32), x, out, num_warps=4)
+    return out, torch.full((ROWS.value, COLUMNS.value), 4.0)
+
+
+@gluon.jit
 def publish_kernel(desc, x_ptr, out_ptr):
     """A tile that ordinary stores wrote to global memory is loaded by TMA in the same program."""
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
@@ -371,5 +389,5 @@ def combined():
 
 CASES = {
     f.__name__: f
-    for f in (ring, tails, arrivals, hand_on, publish, meet, slow_arrival, boxes, reduce)
+    for f in (ring, tails, arrivals, hand_on, read_back, publish, meet, slow_arrival, boxes, reduce)
 }

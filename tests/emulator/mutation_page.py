@@ -227,13 +227,6 @@ SUBJECTS = (
         (ROOT / "tests" / "cpasync" / "emulated.py",),
         tuple(_SOURCE / "device" / f"{n}.py" for n in ("barriers", "fences", "cp_async", "tma")),
         sms=2,
-        harmless={
-            (
-                "thread_barrier()  # only the thread that issued the stores has waited",
-                "removed thread_barrier",
-            ): "needed on the hardware, where only the thread that issued the stores waits for "
-            "them; the emulator lets the whole partition wait",
-        },
     ),
     Subject(
         "Flags in global memory",

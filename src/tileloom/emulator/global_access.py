@@ -8,7 +8,14 @@ import numpy as np
 
 from tileloom.emulator import dtypes
 from tileloom.emulator.cluster import Spread
-from tileloom.emulator.global_edges import RELEASES, acquire, forget, release, store_key
+from tileloom.emulator.global_edges import (
+    RELEASES,
+    acquire,
+    forget,
+    is_first_alone,
+    release,
+    store_key,
+)
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.machine import Launch, Partition
 from tileloom.emulator.memory import FIRST, Storage
@@ -146,11 +153,13 @@ def read(
         return np.broadcast_to(np.asarray(0 if other is None else other, number), where.shape)
     words = storage.words(size)
     launch = partition.cta.launch
+    alone = mask is not None and mask.ndim > 0 and is_first_alone(mask)
     for one in partition.team:
         used = _lanes_of(one, index, mask, spread)
         launch.memory.access(
-            storage, selector(storage, used, size), one, what, loc, write=False, atomic=atomic
-        )
+            storage, selector(storage, used, size), one, what, loc, write=False, atomic=atomic,
+            alone=alone,
+        )  # fmt: skip
     partition.look(loc, where)
     if mask is None:
         return dtypes.from_bits(words[index], elem)
@@ -182,13 +191,15 @@ def write(
         where.shape
     )
     launch = partition.cta.launch
+    shown = lanes_of(where, mask)
     for one in partition.team:
         if spread is None or spread.leads[one.rank] == one.rank:
             select = selector(storage, _lanes_of(one, index, mask, spread), size)
-            key, time = (None, 0) if releases else store_key(one, lanes_of(where, mask))
+            key, time = (None, 0) if releases else store_key(one, shown)
             launch.memory.access(
-                storage, select, one, what, loc, write=True, atomic=atomic, key=key, epoch=time
-            )
+                storage, select, one, what, loc, write=True, atomic=atomic, key=key, epoch=time,
+                alone=is_first_alone(shown),
+            )  # fmt: skip
     if mask is not None:
         index, bits = index[mask], bits[mask]
     words = storage.words(size)
@@ -298,10 +309,12 @@ def atomic(
     flat = np.atleast_1d(index)[np.atleast_1d(lanes)]
     new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
     select = selector(storage, flat, size)
-    key, time = (None, 0) if order in RELEASES else store_key(partition, lanes_of(where, mask))
+    shown = lanes_of(where, mask)
+    key, time = (None, 0) if order in RELEASES else store_key(partition, shown)
     launch.memory.access(
-        storage, select, partition, what, loc, write=True, atomic=True, key=key, epoch=time
-    )
+        storage, select, partition, what, loc, write=True, atomic=True, key=key, epoch=time,
+        alone=is_first_alone(shown),
+    )  # fmt: skip
     for one in partition.team[1:]:  # the first CTA does it for all, and hands the result on
         partition.learn(one.clock, one.fence)
     acquire(partition, storage, select, order, scope)

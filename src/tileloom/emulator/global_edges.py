@@ -42,8 +42,7 @@ def acquire(partition: Partition, storage: Storage, select: Any, order: str, sco
     for number in _numbers(select(shadow.released)):
         clock, fence = releases[number]
         if order in _ACQUIRES and scope != "cta":
-            join(partition.clock, clock)
-            join(partition.fence, fence)
+            partition.learn(clock, fence)
         else:
             partition.observed.append((clock, fence))
             del partition.observed[:-_OBSERVED]
@@ -62,9 +61,9 @@ def store_key(partition: Partition, lanes: np.ndarray | None) -> tuple[int, int]
 
 
 def meet(partition: Partition) -> None:
-    """Note that the threads of a partition have met: each now speaks for what all have stored."""
-    clock = partition.clock
-    partition.met = {key: clock.get(key, 0) for key in (partition.many, partition.one)}
+    """Note that a partition's threads have met: each speaks for what any of them did."""
+    for one in partition.team:
+        one.met = {key: one.clock.get(key, 0) for key in one.met}
 
 
 def is_first_alone(lanes: np.ndarray | None) -> bool:
@@ -73,7 +72,8 @@ def is_first_alone(lanes: np.ndarray | None) -> bool:
 
 
 _KEYS_NOT_SPOKEN_FOR: dict[str, Callable[[Partition], tuple[int, ...]]] = {
-    "all": lambda p: (), "first": lambda p: (p.many,), "any": lambda p: (p.many, p.one),
+    "all": lambda p: (), "first": lambda p: (p.many,),
+    "any": lambda p: (p.many, p.one, p.stored_key),
 }  # fmt: skip
 
 
@@ -93,6 +93,7 @@ def release(
         who: Which threads do it. ``all``: each speaks for itself. ``first``: thread 0, which does
             not speak for what others have stored since they last met at a barrier. ``any``: one
             of them, nobody knows which, and it speaks only for what was stored before they met.
+            TMA stores are thread 0's: it issues them, and waits for them.
     """
     shadow = shadow_of(storage)
     releases = partition.cta.launch.releases
@@ -136,8 +137,7 @@ def forget(storage: Storage, select: Any) -> None:
 def fence(partition: Partition) -> None:
     """Play ``fence.acq_rel``: relaxed accesses around it make edges."""
     for clock, proxy in partition.observed:
-        join(partition.clock, clock)
-        join(partition.fence, proxy)
+        partition.learn(clock, proxy)
     partition.observed.clear()
     partition.release_fence = _knowledge(partition)
 

@@ -34,10 +34,14 @@ def join(into: Clock, other: Clock) -> None:
 
 
 class Record:
-    """One access that later ones are checked against."""
+    """One access that later ones are checked against.
+
+    It is done `alone` by the thread that issues TMA operations, or by all threads.
+    """
 
     __slots__ = (
-        "ahead", "atomic", "epoch", "key", "kind", "loc", "partition", "proxy", "rank", "write",
+        "ahead", "alone", "atomic", "epoch", "key", "kind", "loc", "partition", "proxy", "rank",
+        "write",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +56,7 @@ class Record:
         self.key = key
         self.epoch = epoch
         self.atomic = atomic
+        self.alone = proxy == "async"
         self.rank = partition.rank
         self.ahead = ""  # the kernel's name, once a launch behind it begins early
 
@@ -86,6 +91,10 @@ _GLOBAL_HINT = (
 _EARLY_HINT = (
     "a launch with launch_pdl begins while those ahead of it on the stream still run: gdc_wait() "
     "must come first, in the kernels between the two as well"
+)
+_WAITED_ALONE_HINT = (
+    "cp.async.bulk.wait_group waits only in the thread that issued the store: the others know once "
+    "they meet, by thread_barrier() (gl.barrier() from Triton 3.7 on)"
 )
 _ALONE_HINT = (
     "one thread released, and it does not speak for the stores of the others: let them meet "
@@ -265,7 +274,7 @@ class GlobalChecker:
     def access(
         self, storage: Storage, select: Any, partition: Partition, kind: str, loc: Loc, *,
         write: bool, proxy: str = "generic", atomic: bool = False, key: int | None = None,
-        epoch: float = UNKNOWN_EPOCH,
+        epoch: float = UNKNOWN_EPOCH, alone: bool = False,
     ) -> Record:  # fmt: skip
         """Check an access to elements of a storage and remember it.
 
@@ -280,6 +289,7 @@ class GlobalChecker:
             atomic: Whether it is atomic; two atomic accesses never conflict.
             key: For asynchronous operations, the clock key of their completion.
             epoch: The counter that means complete.
+            alone: Whether the first thread of the partition does it.
 
         Returns:
             The record.
@@ -290,6 +300,7 @@ class GlobalChecker:
         if key is None:
             key, epoch = partition.key, clock[partition.key]
         new = Record(partition, kind, proxy, write, loc, key, epoch, atomic)
+        new.alone |= alone
         shadow = shadow_of(storage)
         if shadow.written:
             self._check(storage, select(shadow.write), new)
@@ -387,6 +398,14 @@ class GlobalChecker:
                     "global memory needs cp.async.bulk.wait_group, or the end of the kernel"
                 )
             reporter.add("race", _sentence(name, old, new), new.side(), other=old.side(), hint=hint)
+        elif (
+            old.key == partition.stored_key and old.epoch > partition.met[old.key]
+            and partition.warps > 1 and not new.alone
+        ):  # fmt: skip
+            reporter.add(
+                "race", _sentence(name, old, new), new.side(), other=old.side(),
+                hint=_WAITED_ALONE_HINT,
+            )  # fmt: skip
         elif (
             old.proxy == "generic" and new.proxy == "async"
             and old.write and partition.fence.get(-old.key, 0) < old.epoch

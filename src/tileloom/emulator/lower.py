@@ -173,7 +173,7 @@ class Program:
             op.kind = entry.kind
             try:
                 op.run = entry.lower(op, self)
-                if self.level == "machine" and self.communicates and _may_meet(op):
+                if self.level == "machine" and _may_meet(op):
                     op.run = _met_after(op)
                 return
             except (UnsupportedKernelError, UnknownElementError) as error:

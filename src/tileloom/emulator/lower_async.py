@@ -11,7 +11,7 @@ from tileloom.emulator import dtypes, global_access, phases
 from tileloom.emulator.barriers import Barrier
 from tileloom.emulator.cluster import Spread, spread_of
 from tileloom.emulator.dialect import STORE_WAIT_SAYS_READ_ONLY
-from tileloom.emulator.happens_before import Clock, Record
+from tileloom.emulator.happens_before import Clock, Record, join
 from tileloom.emulator.inflight import Queue
 from tileloom.emulator.ir import Loc, Op, Type, parse_type, split_top
 from tileloom.emulator.lower import STEP, Program, Run, lowers
@@ -195,8 +195,14 @@ def _tma_reduce(op: Op, program: Program) -> Run:
     return run
 
 
-def wait_stores(partition: Partition, pending: int, loc: Loc, what: str, full: bool) -> Wait | None:
-    """Wait until all but the last stores have read shared memory (`full`: have written too)."""
+def wait_stores(
+    partition: Partition, pending: int, loc: Loc, what: str, *, full: bool, meets: bool
+) -> Wait | None:
+    """Wait until all but the last stores have read shared memory (`full`: have written too).
+
+    The instruction waits in the thread that issued them. `meets` says that a barrier of all threads
+    follows, as the compiler puts it behind Gluon's wait; without, only that thread knows.
+    """
     targets = [(one, one.stores, one.stores.issued - pending) for one in partition.team]
 
     def ready() -> bool:
@@ -204,8 +210,11 @@ def wait_stores(partition: Partition, pending: int, loc: Loc, what: str, full: b
 
     def known() -> None:
         for one, queue, target in targets:
-            for key in (queue.key, one.stored_key) if full else (queue.key,):
-                one.clock[key] = max(one.clock.get(key, 0), target)
+            over = dict.fromkeys((queue.key, one.stored_key) if full else (queue.key,), target)
+            if meets:
+                one.learn(over, {})
+            else:
+                join(one.clock, over)
 
     if ready():
         known()
@@ -225,7 +234,8 @@ def _store_wait(op: Op, program: Program) -> Run:
     read_only = op.attrs.get("read_only", _READ_ONLY) != "false"
 
     def run(f: Frame) -> Wait | None:
-        return wait_stores(f[0], pending, op.loc, f"tma.store_wait({pending})", not read_only)
+        what = f"tma.store_wait({pending})"
+        return wait_stores(f[0], pending, op.loc, what, full=not read_only, meets=True)
 
     return run
 

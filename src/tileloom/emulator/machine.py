@@ -93,7 +93,8 @@ class Partition:
         self.here: Loc | None = None
         self.release_fence: tuple[Clock, Clock, dict[int, int]] | None = None
         self.many, self.one = launch.new_key(), launch.new_key()  # of stores: many threads', one's
-        self.met = {self.many: 0, self.one: 0}  # their times when its threads last met
+        # Their times when its threads last met, and up to where all know TMA stores to be written.
+        self.met = {self.many: 0, self.one: 0, self.stored_key: 0}
         self.spoke_alone: set[tuple[int, int]] = set()  # those that a thread's release reaches to
         self.observed: list[tuple[Clock, Clock]] = []
         self.looks = 0
@@ -118,9 +119,12 @@ class Partition:
         return self.name
 
     def learn(self, clock: Clock, fence: Clock) -> None:
-        """Take over what somebody else knew."""
+        """Let all threads take over what somebody else knew."""
         join(self.clock, clock)
         join(self.fence, fence)
+        written = clock.get(self.stored_key, 0)
+        if written > self.met[self.stored_key]:
+            self.met = {**self.met, self.stored_key: written}
 
     def look(self, loc: Loc, addresses: Any) -> None:
         """Note a read of global memory; reading one place again is what a spinning loop does."""

@@ -201,7 +201,8 @@ def _bulk(lanes: Lanes, i: Instruction) -> Steps:
     if name == "cp.async.bulk.commit_group":
         return
     pending = _number(lanes, i.operands[0], i)
-    wait = wait_stores(lanes.partition, pending, lanes.loc, i.text, not name.endswith("read"))
+    full = not name.endswith("read")
+    wait = wait_stores(lanes.partition, pending, lanes.loc, i.text, full=full, meets=False)
     if wait is not None:
         yield wait
 
