@@ -56,6 +56,9 @@ def store_wait_then(desc, x_ptr, flag, out_ptr, THEN: gl.constexpr, WARPS: gl.co
             gl.inline_asm_elementwise(FIRST_FLAG, "=r,l", [flag.to(gl.int64)], gl.int32, False, 1)
         elif THEN == "atomic":
             gl.atomic_xchg(flag, 1, sem="release")
+        elif THEN == "ticket":  # the first thread takes it and hands it on: all meet for it
+            if gl.atomic_add(flag, 1, sem="acq_rel") == 0:
+                gl.store(out_ptr + at, gl.load(x_ptr + at))
         else:
             gl.store(out_ptr + at, gl.load(x_ptr + at))
 
@@ -77,6 +80,7 @@ MEET, ALONE = "the others know once they meet", "does not speak for the stores o
         ("flag", 4, ALONE),
         ("first thread's flag", 4, None),
         ("atomic", 4, None),
+        ("ticket", 4, None),
     ],
     ids=lambda value: str(value).replace(" ", "-"),
 )

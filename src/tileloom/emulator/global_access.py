@@ -322,7 +322,8 @@ def atomic(
     before = words[flat].copy()
     out = apply_lanes(words, flat, new, operation, elem, compare, where, lanes)
     release(partition, storage, select, order, scope, modify=True, who=who)
-    for one in partition.team[1:]:
+    # The first thread hands the result of a scalar one on, and all threads meet for it.
+    for one in partition.team if where.ndim == 0 else partition.team[1:]:
         one.learn(partition.clock, partition.fence)
     if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):
         launch.changed()
