@@ -23,6 +23,13 @@ def specs():
     return [bundle_samples.ADD, bundle_samples.MANY, samples.WRONG]
 
 
+def broken_specs():
+    return {}["no such key"]
+
+
+_BROKEN_LINE = broken_specs.__code__.co_firstlineno + 1
+
+
 @pytest.fixture
 def path(tmp_path):
     write_bundle(tmp_path / "k", VARIANTS, BINARIES, tileloom="0.1.0")
@@ -102,6 +109,24 @@ def test_a_kernel_that_does_not_compile_gives_status_1_and_no_file(tmp_path, cap
             "has no attribute 'nobody'). Try: MODULE:NAME",
         ),
         (["--from", "tests.cli.test_bundle:_FROM"], "a list; it must be a list of KernelSpec. Try"),
+        (
+            ["--from", "tests.cli.test_bundle"],
+            "bundle: --from is 'tests.cli.test_bundle', which has no :NAME. Try: --from "
+            "tests.cli.test_bundle:SPECS, with the list's own name.\n",
+        ),
+        (
+            ["--from", "tests.launch.kernel_samples:wrong_kernel"],
+            "bundle: --from is 'tests.launch.kernel_samples:wrong_kernel', which is a kernel; it "
+            "must be a list of KernelSpec, or a function that returns one. Try: SPECS = "
+            "tileloom.launch.specs_of(wrong_kernel, signatures, archs) there, and --from "
+            "tests.launch.kernel_samples:SPECS.\n",
+        ),
+        (
+            ["--from", "tests.cli.test_bundle:broken_specs"],
+            "bundle: --from is 'tests.cli.test_bundle:broken_specs', a function that raises "
+            f"KeyError: 'no such key', test_bundle.py, line {_BROKEN_LINE}. Try: call "
+            "broken_specs() in Python.\n",
+        ),
         (["--from", ":x"], "which cannot be imported (Empty module name)"),
     ],
 )
@@ -109,6 +134,33 @@ def test_wrong_builds_get_status_2(tmp_path, capsys, arguments, said):
     assert main(["bundle", "build", str(tmp_path / "b"), *arguments]) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_raises_gets_status_2(tmp_path, monkeypatch, capsys):
+    (tmp_path / "raises_at_once.py").write_text("limit = 3\nSPECS = [1 / (limit - 3)]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["bundle", "build", str(tmp_path / "b"), "--from", "raises_at_once:SPECS"]) == 2
+    assert capsys.readouterr().err == (
+        "tileloom: bundle: --from is 'raises_at_once:SPECS', which cannot be imported "
+        "(ZeroDivisionError: division by zero, raises_at_once.py, line 2). Try: MODULE:NAME, as in "
+        "my_package.kernels:SPECS.\n"
+    )
+
+
+@pytest.mark.parametrize("names", [[], ["attention_fwd_gluon_sm90[d64-*]"]])
+def test_build_of_everything_says_so_first(tmp_path, monkeypatch, capsys, names):
+    counts = []
+    monkeypatch.setattr(
+        "tileloom.launch.bundle_build.build_bundle",
+        lambda path, pairs, **options: counts.append(len(pairs)) or path.write_text("") or [],
+    )
+    assert main(["bundle", "build", str(tmp_path / "b"), *names]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    said = (
+        f"bundle: no KERNEL is named, so all {counts[0]} of the package are built, which takes "
+        "many minutes. Try: names, or --list."
+    )
+    assert first.startswith("compiling ") if names else first == said
 
 
 def test_a_path_that_cannot_be_written(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from tests.launch.versions import OTHERS, triton_folder
 from tileloom.errors import CompileError, OptionError
 from tileloom.launch.aot import (
     CompiledKernel,
+    _failure_text,
     compile_aot,
     compile_in_workers,
     read_assembler_log,
@@ -103,7 +104,17 @@ def test_an_error_names_kernel_stage_and_cause(results):
     assert error.startswith("compile: kernel 'wrong' failed for sm_90 in the front end")
     assert "tl.store(x, tl.no_such_function(1))" in error
     assert "has no attribute 'no_such_function'" in error
-    assert "Reproduce: tileloom inspect 'wrong' --arch sm_90" in error
+    assert "Reproduce" not in error  # `inspect` knows no kernel of another package
+
+
+def test_an_error_of_a_kernel_of_the_package_says_how_to_see_it_again():
+    ours = dataclasses.replace(
+        samples.WRONG, name="ours[a]", function="tileloom.ops.made_up.kernels:kernel"
+    )
+    assert _failure_text(ours, "sm_90", ValueError("one\ntwo")) == (
+        "compile: kernel 'ours[a]' failed for sm_90 in lowering: ValueError.\n  one\n  two\n"
+        "Reproduce: tileloom inspect 'ours[a]' --arch sm_90"
+    )
 
 
 def test_an_abort_of_the_compiler_becomes_an_error(results):

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,27 +118,59 @@ def specs_from(source: str) -> dict[str, KernelSpec]:
         The specs by name.
 
     Raises:
-        OptionError: If there is no such module or name, or it is something else.
+        OptionError: If there is no such module or name, it is something else (such as a kernel),
+            or the module or the function raises.
     """
     from tileloom.launch.aot import KernelSpec
 
     module, _, name = source.partition(":")
+    if module and not name:
+        raise OptionError(
+            f"bundle: --from is '{source}', which has no :NAME. Try: --from {module}:SPECS, with "
+            "the list's own name."
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except TileloomError:
+        raise
+    except Exception as error:  # whatever the user's module raises
         raise OptionError(
-            f"bundle: --from is '{source}', which cannot be imported ({error}). Try: MODULE:NAME, "
-            "as in my_package.kernels:SPECS."
-        ) from None
-    specs = found() if callable(found) else found
+            f"bundle: --from is '{source}', which cannot be imported ({_told(error)}). Try: "
+            "MODULE:NAME, as in my_package.kernels:SPECS."
+        ) from error
+    if hasattr(found, "run") and hasattr(found, "__getitem__"):
+        raise OptionError(
+            f"bundle: --from is '{source}', which is a kernel; it must be a list of KernelSpec, or "
+            "a function that returns one. Try: SPECS = tileloom.launch.specs_of("
+            f"{name}, signatures, archs) there, and --from {module}:SPECS."
+        )
+    try:
+        specs = found() if callable(found) else found
+    except TileloomError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise OptionError(
+            f"bundle: --from is '{source}', a function that raises {_told(error)}. Try: call "
+            f"{name}() in Python."
+        ) from error
     if not isinstance(specs, Sequence) or not all(isinstance(s, KernelSpec) for s in specs):
         raise OptionError(
             f"bundle: --from is '{source}', a {type(specs).__name__}; it must be a list of "
             "KernelSpec. Try: tileloom.launch.specs_of(kernel, signatures, archs)."
         )
     return {spec.name: spec for spec in specs}
+
+
+def _told(error: Exception) -> str:
+    """What an exception says, with its type where that says more."""
+    if isinstance(error, ImportError | AttributeError) or str(error) == "Empty module name":
+        return str(error)
+    text = " ".join(str(error).split())
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}, line {where.lineno}"
+    return f"{type(error).__name__}{': ' if text else ''}{text}, {place}"
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -149,6 +182,12 @@ def _build(args: argparse.Namespace) -> int:
         inspect.check_triton(args.triton, "bundle")
         if args.list:
             return inspect.print_names(pairs)
+        if args.source is None and not args.kernel:
+            print(
+                f"bundle: no KERNEL is named, so all {len(pairs)} of the package are built, which "
+                "takes many minutes. Try: names, or --list.",
+                file=sys.stderr, flush=True,
+            )  # fmt: skip
         with inspect.progress(len(pairs)) as on_result:
             variants = build_bundle(
                 args.path,

@@ -437,14 +437,13 @@ _STAGES = {
 def _failure_text(spec: KernelSpec, arch: str, error: Exception, *, stage: str = "") -> str:
     stage = stage or _STAGES.get(type(error).__name__, "lowering")
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    command = f"tileloom inspect '{spec.name}' --arch {arch}"
-    return "\n".join(
-        [
-            f"compile: kernel '{spec.name}' failed for {arch} in {stage}: {type(error).__name__}.",
-            *(f"  {line}" for line in lines[:1] + lines[1:][-11:]),
-            f"Reproduce: {command}",
-        ]
-    )
+    text = [
+        f"compile: kernel '{spec.name}' failed for {arch} in {stage}: {type(error).__name__}.",
+        *(f"  {line}" for line in lines[:1] + lines[1:][-11:]),
+    ]
+    if spec.function.startswith("tileloom."):  # `inspect` knows no others
+        text.append(f"Reproduce: tileloom inspect '{spec.name}' --arch {arch}")
+    return "\n".join(text)
 
 
 def compile_in_workers(
