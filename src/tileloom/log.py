@@ -7,6 +7,7 @@ A leaf module: it imports nothing of the package.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import sys
@@ -65,11 +66,13 @@ def configure(spec: str) -> None:
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the program that led here, past the package's own lines and PyTorch's.
 
+    The end of a `with` block counts as a line of the program.
+
     Args:
         text: The warning.
         category: Its class.
     """
-    folders = [f"{Path(__file__).parent}/"]
+    folders = [f"{Path(__file__).parent}/", contextlib.__file__]
     if (torch := sys.modules.get("torch")) is not None and torch.__file__:
         folders.append(f"{Path(torch.__file__).parent}/")
     level, frame = 2, sys._getframe(1)

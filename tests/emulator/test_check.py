@@ -122,10 +122,28 @@ def test_a_failing_assertion_of_the_file_is_a_failure(tmp_path):
 def test_a_file_without_a_launch_is_refused(tmp_path):
     path = tmp_path / "nothing.py"
     path.write_text("def main():\n    pass\n")
-    with pytest.raises(OptionError, match="launched no kernel"):
+    with pytest.raises(OptionError) as caught:
         check_file(path, ONCE)
+    assert str(caught.value) == (
+        f"emulator: {path} launched no kernel. Try: a main() or CASES that do, or a test."
+    )
     with pytest.raises(OptionError, match="there is no file"):
         check_file(tmp_path / "missing.py", ONCE)
+
+
+@pytest.mark.parametrize(
+    "made", ["CUDAGraph()", "graph(None)", "make_graphed_callables(print, ())"]
+)
+def test_cuda_graphs_are_refused_by_name(tmp_path, made):
+    path = tmp_path / "graphs.py"
+    path.write_text(f"import torch\n\n\ndef main():\n    torch.cuda.{made}\n")
+    (failure,) = check_file(path, ONCE).failures
+    assert failure.kind == "raised"
+    assert failure.text.endswith(
+        "UnsupportedError: emulator: CUDA graphs (torch.cuda.CUDAGraph, graph, "
+        "make_graphed_callables) are not emulated: each launch is played when it is made. Try: "
+        "call what the graph would capture.\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 `python -m tests.launch.bundle_use_child BUNDLE FOLDER` prints JSON: for each case "" or an error.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 import triton
@@ -278,6 +280,26 @@ def what_a_program_launches_can_be_recorded_and_bundled(cuda):
     said(CompileError, lambda: launcher[(1,)](x, y, out, 96, BLOCK=256))
 
 
+def a_recording_of_nothing_warns(cuda):
+    x, y, out = three()
+    text = (
+        "record_specs: no kernel was recorded: no launch of an operator, or of a launcher of "
+        "launch.prepare, reached a GPU here; those of kernel[grid] and of emulator.run are not "
+        "seen. Try: run it on the GPU, outside emulator.run."
+    )
+    for launch in (lambda: None, lambda: add_kernel[(1,)](x, y, out, 77, BLOCK=256)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with record_specs() as specs:
+                launch()
+        assert specs == []
+        assert [(str(w.message), w.filename) for w in caught] == [(text, __file__)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with contextlib.suppress(KeyError), record_specs():
+            raise KeyError("the block's own error stays alone")
+
+
 def a_damaged_bundle_is_said(cuda):
     data = bytearray(PATH.read_bytes())
     at = data.index(b"\x7fELF")
@@ -319,6 +341,7 @@ CASES = (
     the_bundle_of_the_environment,
     using_a_bundle_makes_launchers_look_again,
     what_a_program_launches_can_be_recorded_and_bundled,
+    a_recording_of_nothing_warns,
     a_damaged_bundle_is_said,
     the_key_of_a_launch_is_the_key_of_a_spec,
 )

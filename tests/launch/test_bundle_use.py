@@ -24,6 +24,7 @@ _NAMES = (
     "the_bundle_of_the_environment",
     "using_a_bundle_makes_launchers_look_again",
     "what_a_program_launches_can_be_recorded_and_bundled",
+    "a_recording_of_nothing_warns",
     "a_damaged_bundle_is_said",
     "the_key_of_a_launch_is_the_key_of_a_spec",
 )

@@ -65,6 +65,46 @@ def test_an_unknown_keyword(cuda):
     for _ in range(2):
         with pytest.raises(errors.ArgumentError, match="'add' has no such parameter, and Triton"):
             launcher[(8,)](*tensors(3), 1000, BLOCK=128, blocks=3)
+        with pytest.raises(errors.ArgumentError, match=r"out, n, BLOCK\. Try: BLOCK=\.$"):
+            launcher[(8,)](*tensors(3), 1000, BLOCK=128, BLOCKS=3)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"BLOK": 128}, "BLOK is no parameter and no compile option, and BLOCK is not given. SIG "
+                        "Try: BLOCK=."),
+        ({"BLOK": 128, "num_warps": 8}, "BLOK is no parameter and no compile option, and BLOCK is "
+                                        "not given. SIG Try: BLOCK=."),
+        ({"size": 128, "blok": 3}, "size, blok are no parameters and no compile options, and BLOCK "
+                                   "is not given. SIG Try: one of these."),
+        ({"num_warps": 8}, "BLOCK is not given. SIG Try: give every parameter that has no "
+                           "default."),
+    ],
+)  # fmt: skip
+def test_a_misspelt_parameter_is_named_before_the_one_that_it_stands_for(cuda, named, said):
+    launcher = launch.prepare(kernels.add)
+    args = (*tensors(3), 1000)
+    signature = "The 5 parameters of 'add' are x, y, out, n, BLOCK."
+    for _ in range(3):
+        with pytest.raises(errors.ArgumentError) as caught:
+            launcher[(8,)](*args, **named)
+        assert str(caught.value) == f"launch: {said.replace('SIG', signature)}"
+        launcher[(8,)](*args, BLOCK=128)
+
+
+@pytest.mark.parametrize("warps", [0, 3, 64, -4, 4.0, True, "4"])
+def test_a_number_of_warps_that_triton_does_not_take(cuda, warps):
+    said = f"num_warps is {warps!r}; Triton takes 1, 2, 4, 8, 16 or 32. Try: 4."
+    with pytest.raises(errors.OptionError) as caught:
+        launch.prepare(kernels.add, num_warps=warps)
+    assert str(caught.value) == f"launch.prepare: {said}"
+    launcher, args = launch.prepare(kernels.add, num_warps=8), (*tensors(3), 1000)
+    for _ in range(3):
+        launcher[(8,)](*args, BLOCK=128)
+        with pytest.raises(errors.OptionError) as caught:
+            launcher[(8,)](*args, BLOCK=128, num_warps=warps)
+        assert str(caught.value) == f"launch: {said}"
 
 
 @pytest.mark.parametrize("value", ["text", [1, 2], object()])

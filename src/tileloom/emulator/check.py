@@ -312,7 +312,7 @@ def check_file(
             )
     if not result.launches and not result.failures:
         raise OptionError(
-            f"emulator: {path} launched no kernel. Try: give it a main() that does, or a test."
+            f"emulator: {path} launched no kernel. Try: a main() or CASES that do, or a test."
         )
     if kernel is not None and kernel not in result.kernels and not result.failures:
         raise OptionError(

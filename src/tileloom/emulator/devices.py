@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from tileloom.emulator.capture import played_once
+from tileloom.errors import UnsupportedError
 from tileloom.target import Target
 
 
@@ -144,6 +145,17 @@ class _Stream(_Event):
         return event or _Event()
 
 
+class _Graph:
+    """Stands for what makes CUDA graphs, and refuses."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise UnsupportedError(
+            "emulator: CUDA graphs (torch.cuda.CUDAGraph, graph, make_graphed_callables) are not "
+            "emulated: each launch is played when it is made. Try: call what the graph would "
+            "capture."
+        )
+
+
 @contextlib.contextmanager
 def cuda_on_cpu(target: Target) -> Generator[None]:
     """Make CUDA devices mean the CPU inside a block.
@@ -176,6 +188,7 @@ def cuda_on_cpu(target: Target) -> Generator[None]:
         "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None,
+        "CUDAGraph": _Graph, "graph": _Graph, "make_graphed_callables": _Graph,
     }  # fmt: skip
     accelerator: dict[str, Any] = {
         "current_accelerator": lambda check_available=False: torch.device("cuda"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from tileloom.errors import OptionError, shown_value
 from tileloom.launch.aot import KernelSpec
+from tileloom.launch.keywords import WARPS
 from tileloom.launch.occupancy import normal_arch
 
 _ELEMENT = re.compile(r"[iu](1|8|16|32|64)|fp(16|32|64)|bf16|fp8(e4nv|e5|e4b15|e4b8|e5b16)")
@@ -177,7 +178,7 @@ def _check_type(name: str, parameter: str, kind: Any) -> None:
 
 def _check_config(name: str, signature: Signature) -> None:
     warps, stages = signature.num_warps, signature.num_stages
-    if type(warps) is not int or warps not in (1, 2, 4, 8, 16, 32):
+    if type(warps) is not int or warps not in WARPS:
         raise OptionError(
             f"bundle: num_warps of {name} is {shown_value(warps)}; Triton takes 1, 2, 4, 8, 16 or "
             "32. Try: 4."

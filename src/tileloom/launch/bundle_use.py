@@ -53,7 +53,8 @@ def record_specs() -> Generator[list[KernelSpec]]:
     """Collect every kernel that is launched inside a `with` block, to build a bundle of them.
 
     Launches of the package's operators are seen, and those of launchers of `launch.prepare`; all
-    threads' alike. What Triton alone may launch (see `refuse_plain`) is not.
+    threads' alike. What Triton alone may launch (see `refuse_plain`) is not, nor what is launched
+    by `kernel[grid]` or played by `emulator.run`: a block that records nothing ends with a warning.
 
     Yields:
         A list that grows by one spec a kernel; `build_bundle` takes them.
@@ -67,6 +68,12 @@ def record_specs() -> Generator[list[KernelSpec]]:
     watch.refresh()  # so that launchers look for the kernels they have already
     try:
         yield specs
+        if not specs:
+            log.warn(
+                "record_specs: no kernel was recorded: no launch of an operator, or of a launcher "
+                "of launch.prepare, reached a GPU here; those of kernel[grid] and of emulator.run "
+                "are not seen. Try: run it on the GPU, outside emulator.run."
+            )
     finally:
         _recordings[:] = [other for other in _recordings if other is not specs]
 

@@ -8,7 +8,6 @@ through `kernel[grid](...)` and compiles it. Only what is launched a second time
 
 from __future__ import annotations
 
-import difflib
 import functools
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,10 +20,9 @@ from tileloom.errors import (
     DeviceError,
     LaunchError,
     OptionError,
-    UnknownOptionError,
     shown_value,
 )
-from tileloom.launch import bundle_use, compat, descriptors, guard, scratch, watch
+from tileloom.launch import bundle_use, descriptors, guard, keywords, scratch, watch
 from tileloom.launch.bound import BoundLaunch, Number
 from tileloom.launch.driver import normal_grid
 from tileloom.launch.grids import Grids
@@ -158,9 +156,11 @@ class Launcher:
         except KeyError as error:
             if "unrecognised" not in str(error):
                 raise
+            unknown = next((name for name in named if name in str(error).split()), "")
+            remedy = keywords.nearest(unknown, [p.name for p in self._parameters])
             raise ArgumentError(
                 f"launch: {error.args[0]}: '{self.name}' has no such parameter, and Triton no such "
-                f"compile option. {self._signature()} Try: one of these."
+                f"compile option. {self._signature()} Try: {remedy or 'one of these'}."
             ) from error
         except TypeError as error:
             if "failed to specialize argument" not in str(error):
@@ -240,16 +240,15 @@ class Launcher:
     def _general(self, grid: Any, values: list[Any], options: Mapping[str, Any]) -> Any:
         missing = [p.name for p, v in zip(self._parameters, values) if v is MISSING]
         if missing:
-            raise ArgumentError(
-                f"launch: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not given. "
-                f"{self._signature()} Try: give every parameter that has no default."
-            )
+            raise ArgumentError(keywords.not_given(missing, options, self._signature()))
         for parameter, value in zip(self._parameters, values):
             if why := reason_against(parameter, value):
                 raise ArgumentError(
                     f"launch: {parameter.name} of '{self.name}' is {shown_value(value)}; it is "
                     f"{why}."
                 )
+        if options.get("num_warps") is not None:
+            keywords.check_warps("launch", options["num_warps"])
         active = cuda_driver()
         if active is None or not watch.is_quiet(self.kernel):
             return self._plain(grid, *values, **options)
@@ -459,7 +458,8 @@ def prepare(
         The launcher. `launcher[grid](...)` has exactly the calling convention of `kernel[grid]`.
 
     Raises:
-        OptionError: If `kernel` was not made by `triton.jit` or `gluon.jit`.
+        OptionError: If `kernel` was not made by `triton.jit` or `gluon.jit`, or `num_warps` is no
+            power of 2 from 1 to 32.
         UnknownOptionError: If Triton has no such compile option.
     """
     if not hasattr(kernel, "__getitem__") or not hasattr(kernel, "run"):
@@ -468,27 +468,11 @@ def prepare(
             "triton.jit or gluon.jit. Try: prepare(triton.jit(function))."
         )
     if options:
-        _check_options(kernel, options)
+        keywords.check_options(kernel, options)
+    if num_warps is not None:
+        keywords.check_warps("launch.prepare", num_warps)
     given = {"num_warps": num_warps, "num_stages": num_stages}
     return Launcher(kernel, {k: v for k, v in given.items() if v is not None} | options)
-
-
-def _check_options(kernel: Any, options: Mapping[str, Any]) -> None:
-    from triton.runtime.jit import JITFunction
-
-    if not isinstance(kernel, JITFunction):  # a tuner's own options are not known here
-        return
-    known = compat.option_names(90)
-    for name in options:
-        if name in kernel.arg_names:
-            raise UnknownOptionError(
-                f"launch.prepare: {name} is a parameter of '{kernel.__name__}', no compile option. "
-                f"Try: launcher[grid](..., {name}=...), or launcher.bind(grid, ..., {name}=...)."
-            )
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]}?" if near else f"Try: one of {', '.join(known)}."
-            raise UnknownOptionError(f"launch.prepare: Triton has no compile option {name}. {hint}")
 
 
 @functools.lru_cache(maxsize=1024)
