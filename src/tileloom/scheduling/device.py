@@ -18,6 +18,7 @@ Plain Triton kernels call `tile_of_triton` directly.
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tileloom.device.barriers import arrive_each_thread
@@ -69,7 +70,8 @@ class TileOrder:
     """`TileSchedulerParams` in a kernel.
 
     Equal chunks of whole tiles need no memory: `rows` is `rows_per_chunk`. Others
-    (UNIFORM false) are read from `table`, `TileSchedulerParams.to_device`.
+    (UNIFORM false) are read from `table`, `TileSchedulerParams.to_device`. Any integer may be one
+    that Triton has specialised: a 1 is then a constexpr and becomes a tensor here.
     """
 
     m: gl.tensor
@@ -84,15 +86,15 @@ class TileOrder:
     ALONG_M: gl.constexpr
     UNIFORM: gl.constexpr
 
-    @gluon.constexpr_function
+    @builtin
     def __init__(self, m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
-                 UNIFORM):  # fmt: skip
-        self.m = m
-        self.tiles_n = tiles_n
-        self.total = total
-        self.rows = rows
-        self.chunks = chunks
-        self.pivot = pivot
+                 UNIFORM, _semantic=None):  # fmt: skip
+        self.m = _semantic.to_tensor(m)
+        self.tiles_n = _semantic.to_tensor(tiles_n)
+        self.total = _semantic.to_tensor(total)
+        self.rows = _semantic.to_tensor(rows)
+        self.chunks = _semantic.to_tensor(chunks)
+        self.pivot = _semantic.to_tensor(pivot)
         self.table = table
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.SWIZZLE = gl.constexpr(SWIZZLE)
@@ -178,7 +180,7 @@ class AsyncInputScheduler:
     """The static order over chunks that are still arriving: see `host`'s class.
 
     `flags` is one uint32 for each chunk, there when it has reached `epoch`, or with ANY when it is
-    not 0. Only the partition that loads calls `wait_signal`.
+    not 0. Only the partition that loads calls `wait_signal`. `epoch` may be a constexpr.
     """
 
     order: TileOrder
@@ -186,11 +188,11 @@ class AsyncInputScheduler:
     epoch: gl.tensor
     ANY: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(self, order, flags, epoch, ANY=False):
+    @builtin
+    def __init__(self, order, flags, epoch, ANY=False, _semantic=None):
         self.order = order
         self.flags = flags
-        self.epoch = epoch
+        self.epoch = _semantic.to_tensor(epoch)
         self.ANY = gl.constexpr(ANY)
 
     @gluon.jit

@@ -165,7 +165,9 @@ class TileSchedulerParams:
         return sum(self.tiles_m_of(chunk) for chunk in range(self.chunks)), self.tiles_n, self.l
 
     def to_device(self) -> tuple[int, ...]:
-        """Return the chunk table of kernels, int32: `TABLE_INTS` for each position.
+        """Return the integers of the kernels' chunk table: `TABLE_INTS` for each position.
+
+        A kernel reads them as `torch.tensor(params.to_device(), dtype=torch.int32, device=...)`.
 
         First tile, the tiles' first row, the row after their last one, and the chunk's number; a
         closing entry has the number of tiles first. Behind them lie the chunks' offsets.

@@ -55,7 +55,7 @@ def async_input_matmul(
     Math: `activation(a @ b + bias) + residual`, as `tileloom.matmul`, bit for bit.
     A chunk of a's rows is there when its flag has reached `epoch`. The kernel visits the chunks as
     a ring from `chunk_pivot`, and only its loading warp waits: acquire at system scope, a proxy
-    fence, then TMA. No tile crosses a chunk's edge, and none lies outside.
+    fence, then TMA. A tile with rows of several chunks waits for each; no tile lies outside a.
 
     Args:
         a: `[M, K]`, float16 or bfloat16, rows or columns contiguous; its rows may not be there yet.
@@ -92,7 +92,8 @@ def async_input_matmul(
         SignalTimeoutError: On the CPU at once; on a GPU from the next call of tileloom, or from
             `tileloom.check_signals()`, once the kernel has ended.
 
-    Memory: the output; for uneven chunks a table of 16 bytes for each, kept with the plan.
+    Memory: the output; for chunks that are uneven or end inside tiles a table of 20 bytes for each
+        chunk and 20 more, kept with the plan.
     Determinism: bitwise the plain product, whatever the order of arrival.
     Autocast: leaves it alone: rows that are not there yet cannot be cast.
     Hardware: Hopper (sm_90); the CPU by the reference, which waits in the calling thread.
