@@ -10,7 +10,8 @@ import torch
 
 import tileloom
 from tests.house import ROOT
-from tileloom import errors, launch, masks, tuning
+from tileloom import cpasync, emulator, errors, launch, masks, tuning
+from tileloom.integrations import torch_sdpa
 
 BUILTIN = {
     "ShapeError": ValueError,
@@ -96,6 +97,32 @@ def test_an_unknown_keyword_is_told_with_those_that_there_are(module, name, give
     assert text.startswith(f"{name}: there is no argument '{given}'; arguments: {known}. Try: ")
     if near is not None:
         assert text.endswith(f" Try: {near}=.")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: torch_sdpa.register(True),
+         "register: 1 argument is given by position; it takes none there, and by keyword float32. "
+         "Try: float32=True."),
+        (lambda: masks.window(1, 2, 3),
+         "window: 3 arguments are given by position; it takes 2 there, and by keyword anchor. Try: "
+         "anchor=3."),
+        (lambda: emulator.run("sm_90a"),
+         "run: 1 argument is given by position; it takes none there, and by keyword arch, "
+         "schedule, level, seed, collect, ignore, timeline, sms, max_steps, "
+         "read_before_write_fence, costs. Try: arch='sm_90a'."),
+        (lambda: tuning.Config({}, *[4] * 99),
+         "Config: 100 arguments are given by position; it takes 6 there. Try: fewer."),
+        (lambda: cpasync.TensorMap.tiled(1, 2, "128B"),
+         "TensorMap.tiled: 3 arguments are given by position; it takes 2 there, and by keyword "
+         "swizzle, interleave, fill, element_strides, l2_promotion, tf32. Try: swizzle='128B'."),
+    ],
+)  # fmt: skip
+def test_too_many_arguments_by_position(call, said):
+    with pytest.raises(errors.ArgumentError) as caught:
+        call()
+    assert str(caught.value) == said
 
 
 def test_methods_say_their_class():

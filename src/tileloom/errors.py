@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -153,7 +154,7 @@ def unknown_option(
 def known_keywords(target: F) -> F:
     """Give a function's call with a keyword that it does not have a sentence.
 
-    It names the nearest one that there is.
+    It names the nearest one that there is. More arguments by position than it takes get one too.
 
     Args:
         target: The function, or a class for its construction.
@@ -162,25 +163,43 @@ def known_keywords(target: F) -> F:
         The same class, or a function that takes and returns what `target` does.
     """
     function: Any = target.__init__ if isinstance(target, type) else target
-    found = list(inspect.signature(function).parameters.values())
-    if isinstance(target, type):
-        found = found[1:]
+    whole = list(inspect.signature(function).parameters.values())
+    found = whole[1:] if isinstance(target, type) else whole
     assert all(p.kind is not p.VAR_KEYWORD for p in found), f"{target} takes any keyword"
     named = {p.name: None for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     known = [name for name in named if name != "cls"]
     title = target.__qualname__
+    keywords = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in found)
+    most = math.inf if takes_any else len(whole) - len(keywords)
+    hidden = [p.name for p in whole[:1]] in (["self"], ["cls"])  # nobody writes it in a call
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in named:
                 raise unknown_option(title, name, known, kind="argument")
+        if len(args) > most:
+            raise _too_many(title, args[hidden:], int(most) - hidden, keywords)
         return function(*args, **kwargs)
 
     if isinstance(target, type):
         target.__init__ = call
         return target  # pyright: ignore[reportReturnType]
     return call  # pyright: ignore[reportReturnType]
+
+
+def _too_many(
+    title: str, given: Sequence[object], most: int, keywords: Sequence[str]
+) -> ArgumentError:
+    """Make the error for more arguments by position than a function takes."""
+    verb = "argument is" if len(given) == 1 else "arguments are"
+    others = f", and by keyword {', '.join(keywords)}" if keywords else ""
+    remedy = f"{keywords[0]}={shown_value(given[most])}" if keywords else "fewer"
+    return ArgumentError(
+        f"{title}: {len(given)} {verb} given by position; it takes {most or 'none'} there{others}. "
+        f"Try: {remedy}."
+    )
 
 
 def check_fields(config: Any) -> None:

@@ -71,6 +71,11 @@ def test_too_old(tmp_path, line, version):
 def test_unknown_name():
     with pytest.raises(AttributeError, match=r"^module 'tileloom.cpasync' has no attribute 'x'$"):
         cpasync.x  # noqa: B018
+    with pytest.raises(AttributeError) as caught:
+        cpasync.tma_lood  # noqa: B018
+    assert str(caught.value) == (
+        "module 'tileloom.cpasync' has no attribute 'tma_lood'. Did you mean 'tma_load'?"
+    )
 
 
 def test_every_name_resolves(kernels):

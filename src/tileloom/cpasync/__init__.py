@@ -8,6 +8,7 @@ docs/cpasync.md lists every function with the PTX that it emits.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     module = _PLAIN.get(name) or _CUTE.get(name)
     if module is None:
-        raise AttributeError(f"module 'tileloom.cpasync' has no attribute '{name}'")
+        near = difflib.get_close_matches(name, __all__, n=1)
+        hint = f". Did you mean '{near[0]}'?" if near else ""
+        raise AttributeError(f"module 'tileloom.cpasync' has no attribute '{name}'{hint}")
     if name in _CUTE:
         from tileloom.cpasync.extra import require_cute
 

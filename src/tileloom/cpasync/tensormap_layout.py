@@ -7,6 +7,7 @@ Source: CUDA driver API, cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from tileloom.errors import DtypeError, OptionError, ShapeError, TileloomError
+from tileloom.errors import DtypeError, OptionError, ShapeError, TileloomError, shown_value
 from tileloom.launch import tensor_map
 
 # CUtensorMapDataType. What only moves may be named by its size.
@@ -45,6 +46,13 @@ CORNERS = {1: (-(2**15), 2**15 - 1), 2: (-(2**7), 2**7 - 1), 3: (-(2**4), 2**4 -
 
 Demand = tuple[bool, type[TileloomError], str, str]
 """Whether it holds; if not, the error, what is wrong, and a remedy."""
+
+
+def _nearest(value: object, known: Sequence[str]) -> str:
+    """The choice that is most like what was given, in any case of letters; else the first."""
+    given = shown_value(value).strip("'\"").lower()
+    near = difflib.get_close_matches(given, [name.lower() for name in known], n=1)
+    return next((name for name in known if [name.lower()] == near), known[0])
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,8 @@ class Layout:
             value = getattr(self, name)
             yield (
                 value in tuple(known), OptionError,
-                f"{name} is {value!r}; known: {', '.join(known)}", f"{name}={next(iter(known))!r}",
+                f"{name} is {shown_value(value)}; known: {', '.join(known)}",
+                f"{name}={_nearest(value, list(known))!r}",
             )  # fmt: skip
         yield (
             self.fill == "zero" or self.dtype in _FLOATS, OptionError,

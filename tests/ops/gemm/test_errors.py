@@ -161,7 +161,11 @@ def test_no_forward_derivative():
     ("change", "kind", "text"),
     [
         (dict(chunk_signals=FLAGS.view(torch.int32)), errors.DtypeError,
-         "chunk_signals has dtype torch.int32; it must be torch.uint32"),
+         "chunk_signals has dtype torch.int32; it must be torch.uint32. Try: "
+         "chunk_signals.view(torch.uint32)."),
+        (dict(chunk_signals=FLAGS.to(torch.int64)), errors.DtypeError,
+         "chunk_signals has dtype torch.int64; it must be torch.uint32. Try: flags of "
+         "torch.zeros(chunks, dtype=torch.uint32), which the sender writes too."),
         (dict(chunk_signals=[1, 1]), errors.DtypeError, "chunk_signals is a list"),
         (dict(chunk_signals=FLAGS.to("meta")), errors.DeviceError, "chunk_signals is on meta, a"),
         (dict(chunk_signals=FLAGS[:0]), errors.ShapeError, "with a flag for each chunk"),

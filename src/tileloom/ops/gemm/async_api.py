@@ -263,9 +263,12 @@ def _check_signals(op: str, signals: object, a: torch.Tensor) -> None:
             "dtype torch.uint32."
         )
     if signals.dtype != torch.uint32:
+        remedy = "flags of torch.zeros(chunks, dtype=torch.uint32), which the sender writes too"
+        if signals.dtype == torch.int32:
+            remedy = "chunk_signals.view(torch.uint32)"
         raise DtypeError(
             f"{op}: chunk_signals has dtype {signals.dtype}; it must be torch.uint32. Try: "
-            "chunk_signals.view(torch.uint32) for int32."
+            f"{remedy}."
         )
     checks.check_device(op, "chunk_signals", signals, a)
     if signals.dim() != 1 or not signals.is_contiguous() or signals.numel() == 0:
