@@ -115,6 +115,29 @@ def _shape_error(what: str, expected: str, q: torch.Tensor, k: torch.Tensor, v: 
     )
 
 
+def check_dtype(function: str, name: str, t: torch.Tensor) -> None:
+    """Refuse a dtype that no backend takes."""
+    if not t.dtype.is_floating_point or t.dtype.itemsize < 2:
+        raise DtypeError(
+            f"{function}: {name} has dtype {t.dtype}; supported: torch.float16, torch.bfloat16, "
+            f"torch.float32, torch.float64. Try: {name}.to(torch.bfloat16)."
+        )
+
+
+def check_beside_q(function: str, name: str, t: torch.Tensor, q: torch.Tensor) -> None:
+    """Refuse keys or values of another dtype or on another device than the queries."""
+    if t.dtype != q.dtype:
+        raise DtypeError(
+            f"{function}: {name} has dtype {t.dtype}, q has {q.dtype}; they must be the same. "
+            f"Try: {name}.to(q.dtype)."
+        )
+    if t.device != q.device:
+        raise DeviceError(
+            f"{function}: {name} is on {t.device}, q on {q.device}; they must be on the same "
+            f"device. Try: {name}.to(q.device)."
+        )
+
+
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Refuse tensors that do not fit each other.
 
@@ -135,22 +158,9 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
                 f"{name} has {t.dim()} dimensions", "[B, H, L, D] for each of q, k and v", q, k, v,
                 f"{name}.unsqueeze(0) when it lacks the batch"
             )  # fmt: skip
-        if not t.dtype.is_floating_point or t.dtype.itemsize < 2:
-            raise DtypeError(
-                f"attention: {name} has dtype {t.dtype}; supported: torch.float16, "
-                f"torch.bfloat16, torch.float32, torch.float64. Try: {name}.to(torch.bfloat16)."
-            )
+        check_dtype("attention", name, t)
     for name, t in (("k", k), ("v", v)):
-        if t.dtype != q.dtype:
-            raise DtypeError(
-                f"attention: {name} has dtype {t.dtype}, q has {q.dtype}; they must be the same. "
-                f"Try: {name}.to(q.dtype)."
-            )
-        if t.device != q.device:
-            raise DeviceError(
-                f"attention: {name} is on {t.device}, q on {q.device}; they must be on the same "
-                f"device. Try: {name}.to(q.device)."
-            )
+        check_beside_q("attention", name, t, q)
         if t.shape[0] != q.shape[0]:
             raise _shape_error(f"{name} has batch {t.shape[0]}, q has {q.shape[0]}",
                                "the same B in q, k and v", q, k, v,

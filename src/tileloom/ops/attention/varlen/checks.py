@@ -10,8 +10,10 @@ from tileloom import knobs
 from tileloom.errors import DeviceError, DtypeError, OptionError, ShapeError, shown_value
 from tileloom.ops.attention.checks import (
     broadcasts,
+    check_beside_q,
     check_bias_and_mask,
     check_dense,
+    check_dtype,
     mask_of,
     table,
 )
@@ -42,22 +44,9 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             raise _shape_error(q, k, v, f"{name} has {t.dim()} dimensions",
                                "[T, H, D] for each of q, k and v",
                                "tileloom.attention for a padded batch [B, H, L, D]")  # fmt: skip
-        if not t.dtype.is_floating_point or t.dtype.itemsize < 2:
-            raise DtypeError(
-                f"{_NAME}: {name} has dtype {t.dtype}; supported: torch.float16, torch.bfloat16, "
-                f"torch.float32, torch.float64. Try: {name}.to(torch.bfloat16)."
-            )
+        check_dtype(_NAME, name, t)
     for name, t in (("k", k), ("v", v)):
-        if t.dtype != q.dtype:
-            raise DtypeError(
-                f"{_NAME}: {name} has dtype {t.dtype}, q has {q.dtype}; they must be the same. "
-                f"Try: {name}.to(q.dtype)."
-            )
-        if t.device != q.device:
-            raise DeviceError(
-                f"{_NAME}: {name} is on {t.device}, q on {q.device}; they must be on the same "
-                f"device. Try: {name}.to(q.device)."
-            )
+        check_beside_q(_NAME, name, t, q)
     # Each text is made only where it is needed: a compiler takes a printed size for a constant.
     if v.shape[1] != k.shape[1]:
         raise _shape_error(q, k, v, f"k has {k.shape[1]} heads, v has {v.shape[1]}",
