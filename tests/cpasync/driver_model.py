@@ -78,9 +78,7 @@ class Model:
             low, high = RANGES[rank]
             holds = all(low <= n <= high for n in (*lower, *upper))
             windowed = sizes[1:-1] if modes[0] == 0 else sizes[:-2]  # as drivers of 2026 do it
-            holds = holds and all(
-                0 < n + b - a < 1 << 31 for n, a, b in zip(windowed, lower, upper)
-            )
+            holds = holds and all(a < n + b < 1 << 31 for n, a, b in zip(windowed, lower, upper))
             holds = holds and 1 <= channels <= 256 and 1 <= pixels <= 1024
             holds = holds and pixels * channels * SIZE[kind] <= MOST_BYTES
         else:

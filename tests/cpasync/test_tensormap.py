@@ -143,8 +143,10 @@ EDGES = [
     (Im2col, {"upper": (-20, -20)}, {"upper": (-20, -21)}),
     (Im2col, of_rank(3, size=2**31 - 1, lower=0, upper=0),
      of_rank(3, size=2**31 - 1, lower=0, upper=1)),
-    (Im2col, of_rank(3, size=2**31, lower=1, upper=0),
-     of_rank(3, size=2**31, lower=0, upper=0)),
+    (Im2col, of_rank(3, size=2**31, lower=0, upper=-1),
+     of_rank(3, size=2**31, lower=1, upper=0)),
+    (Im2col, of_rank(3, size=2**31 - 1, lower=-1, upper=0),
+     of_rank(3, size=2**31 - 2, lower=-2, upper=2)),
     (Im2col, {"interleave": "16B", "upper": (-20, -64)},
      {"interleave": "16B", "upper": (-20, -65)}),
     (Im2col, {"interleave": "16B", "upper": (-20, -64)},
@@ -247,7 +249,8 @@ WRONG = [
      "upper is (-1,); a tensor of 4 dimensions takes 2 numbers of -128 to 127. Try: upper=(0, 0)."),
     (Im2col, {"upper": (-1, -30)}, OptionError,
      "the window from (-1, -1) to (-1, -30) has (20, -9) pixels in a tensor of shape (2, 20, 20, "
-     "64); each must be 1 to 2^31 - 1. Try: upper = padding - dilation * (kernel - 1)."),
+     "64) and ends at (19, -10); each must have 1 at least and end at 2^31 - 1 at most. Try: "
+     "upper = padding - dilation * (kernel - 1)."),
     (Im2col, {"pixels": 1025}, OptionError,
      "pixels is 1025; TMA takes 1 to 1024. Try: pixels=1024 and more loads."),
     (Im2col, {"pixels": 1024, "channels": 128}, OptionError,

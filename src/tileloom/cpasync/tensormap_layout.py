@@ -37,8 +37,8 @@ _CHOICES = {
 
 MOST_BOX, MOST_STEP, MOST_CHANNELS, MOST_PIXELS = 256, 8, 256, 1024
 MOST_SIZE, MOST_PITCH = 2**32, 2**40
-MOST_WINDOW = 2**31 - 1
-"""Pixels along a dimension in im2col mode. Not documented; the driver counts them in 32 bits."""
+MOST_END = 2**31 - 1
+"""Of a window of pixels in im2col mode. Not documented; the driver counts it in 32 bits."""
 MOST_BYTES = 228 * 1024
 """Of a load: shared memory of a multiprocessor. Not documented; the driver refuses more."""
 # The range of a corner of the window of pixels, by the number of spatial dimensions.
@@ -362,11 +362,13 @@ class Im2col(Layout):
             )  # fmt: skip
         # Interleaved, the driver holds the corners against the channels as if pixels began there.
         sizes = self.shape[1:-1] if self.interleave == "none" else self.shape[2:]
-        window = [n + b - a for n, a, b in zip(sizes, self.lower, self.upper)]
+        ends = [n + b for n, b in zip(sizes, self.upper)]
+        window = [end - a for end, a in zip(ends, self.lower)]
         yield (
-            all(1 <= n <= MOST_WINDOW for n in window), OptionError,
+            all(n >= 1 and end <= MOST_END for n, end in zip(window, ends)), OptionError,
             f"the window from {tuple(self.lower)} to {tuple(self.upper)} has {tuple(window)} "
-            f"pixels in a tensor of shape {self.shape}; each must be 1 to 2^31 - 1",
+            f"pixels in a tensor of shape {self.shape} and ends at {tuple(ends)}; each must have 1 "
+            "at least and end at 2^31 - 1 at most",
             "upper = padding - dilation * (kernel - 1)",
         )  # fmt: skip
         for name, most in (("pixels", MOST_PIXELS), ("channels", MOST_CHANNELS)):
