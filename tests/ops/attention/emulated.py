@@ -25,6 +25,7 @@ from tileloom.launch.aot import KernelSpec
 from tileloom.ops import record_choices
 from tileloom.ops.attention.config import AttentionConfig, GluonSm90Config, TritonConfig
 from tileloom.ops.attention.kernels import shipped
+from tileloom.ops.attention.strides import is_shared
 from tileloom.testing import poisoned_memory
 
 SCHEDULES = (("late", 0), ("eager", 0), ("random", 0), ("random", 1))
@@ -171,7 +172,7 @@ def _case(
     spec: KernelSpec, dtype: torch.dtype, dims: tuple[int, int], *, len_q: int, len_k: int
 ) -> AttentionCase:
     c = spec.constexprs
-    batch = 3 if c["HAS_LENGTHS"] else 1
+    batch = 3 if c["HAS_LENGTHS"] else 2 if c.get("ORDER") == 2 else 1
     shown = masks.window(None, None)
     if c["HAS_LEFT"]:
         shown = masks.window(len_k // 2, 9, anchor="bottom_right")
@@ -210,10 +211,15 @@ def constants(call: Call) -> Iterator[tuple[str, object]]:
     """The compile-time parameters that the call's problem and config give its kernel."""
     from tileloom.ops.attention import launch_gluon_sm90_fwd, launch_triton_fwd
 
-    problem: Any = cases.problem_of(call.case.inputs())
+    inputs = call.case.inputs()
+    problem: Any = cases.problem_of(inputs)
     config: Any = call.config
-    kernel: Any = launch_triton_fwd if config.backend == "triton" else launch_gluon_sm90_fwd
-    yield from kernel.constants(problem, config).items()
+    if config.backend == "triton":
+        yield from launch_triton_fwd.constants(problem, config).items()
+        return
+    mask, bias = inputs.options.get("mask"), inputs.options.get("bias")
+    shared = is_shared(problem, mask and mask.visible, bias)
+    yield from launch_gluon_sm90_fwd.constants(problem, config, is_shared=shared).items()
 
 
 def _checked(call: Call) -> None:

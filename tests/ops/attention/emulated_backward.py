@@ -57,7 +57,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     mask = cases.shown_by(shown)
     if c["HAS_LENGTHS"]:
         mask = cases.lengths(len_k, len_k // 3, 0, dtype=torch.int32, then=shown)
-    batch = 3 if c["HAS_LENGTHS"] else 1
+    batch = 3 if c["HAS_LENGTHS"] else 2 if c.get("SHARED") else 1
     dtype = FP16 if found[1] == "fp16" else BF16
     bias = None
     if c["BIAS"]:

@@ -310,8 +310,9 @@ def attention_bwd_narrow_kernel(
         dv_out = (dv_ptr, dv_h, dv_l)
     program = program_in_turn(progress, key_blocks, heads_a_round, PACKED, ORDERED)
     batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
-        program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, ROWS, 128, PACKED
-    )
+        program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, ROWS, 128, PACKED,
+        False,
+    )  # fmt: skip
     lo, hi, end, first, last = band_of(
         lengths_ptr, batch, rows, keys, left_top, right_top, left_bottom, right_bottom,
         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,

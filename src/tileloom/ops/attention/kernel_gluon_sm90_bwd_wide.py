@@ -383,7 +383,7 @@ def attention_bwd_wide_kernel(
     mask_b: tl.int64, mask_h: tl.int64, mask_q: tl.int64, mask_k: tl.int64,
     STAGES: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, BIAS: gl.constexpr, MASK: gl.constexpr, DBIAS: gl.constexpr,
-    SCORE_STAGES: gl.constexpr, DROPOUT: gl.constexpr,
+    SCORE_STAGES: gl.constexpr, DROPOUT: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = q_desc.block_type.shape[3]
     D_V: gl.constexpr = v_desc.block_type.shape[3]
@@ -436,7 +436,7 @@ def attention_bwd_wide_kernel(
     program = program_in_turn(progress, key_blocks, heads_a_round, PACKED, ORDERED)
     batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
         program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, 64,
-        64, PACKED,
+        64, PACKED, SHARED,
     )  # fmt: skip
     lo, hi, end, first, last = band_of(
         lengths_ptr, batch, rows, keys, left_top, right_top, left_bottom, right_bottom,

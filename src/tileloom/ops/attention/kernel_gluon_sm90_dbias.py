@@ -7,7 +7,8 @@ Picture. A program takes tiles of 128 queries and 128 keys of the gradient, one 
 a tile it visits every batch and head that shares it, in a fixed order, and sums dS in registers:
 each of two consumer warpgroups 64 queries. One producer warp loads Q and K, then dO and V of each
 visit by TMA into the slots of one ring, ahead of the consumers, and the tile's bias once. The
-sums leave by TMA, from where the bias lay.
+sums leave by TMA, from where the bias lay. All products of a visit are in flight together, but
+where masks cut tiles (registers); LSE, weights and delta of the next one are loaded ahead.
 
 Scores are hidden one by one: no key that a row may not see reaches it, whatever it holds. A visit
 of which no score is visible is left out by both sides.
@@ -38,6 +39,7 @@ from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import band_of
+from tileloom.ops.attention.pieces_scores_sm90 import widen
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -112,13 +114,11 @@ def _producer(
 
 
 @gluon.jit
-def _half_of_visit(
-    smem, slot, next_slot, bias, rows, i, j, lo, hi, end, scale, is_inside, WG: gl.constexpr,
-    HALF: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, LAYOUT: gl.constexpr,
+def _products(
+    smem, slot, next_slot, WG: gl.constexpr, HALF: gl.constexpr, LAYOUT: gl.constexpr
 ):  # fmt: skip
-    """Give dS of 64 queries and 64 keys of a visit, whose Q and K, dO and V lie in two slots."""
+    """Issue S and dP of 64 queries and 64 keys of a visit."""
     W: gl.constexpr = smem.type.shape[4]
-    lse, weight, delta = rows
     zero = gl.zeros([64, 64], gl.float32, LAYOUT)
     q = smem.index(4 * slot + WG).reshape([64, W])
     k = smem.index(4 * slot + 2 + HALF).reshape([64, W])
@@ -126,19 +126,39 @@ def _half_of_visit(
     v = smem.index(4 * next_slot + 2 + HALF).reshape([64, W])
     s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
     dp = warpgroup_mma(do, v.permute((1, 0)), zero, use_acc=False, is_async=True)
-    b = bias.reshape([64, 64]).load(LAYOUT).to(gl.float32)
-    s = warpgroup_mma_wait(1, deps=[s])
-    x = ((s * scale + b) - lse) * LOG2E + weight
-    x = gl.where((b != float("-inf")) & (lse != float("inf")), x, float("-inf"))
+    return s, dp
+
+
+@gluon.jit
+def _weighed(
+    s, bias, rows, i, j, lo, hi, end, scale, is_inside, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """P, and the bias, -inf where a score is hidden, as are all of a row that sees no key."""
+    lse, weight, _delta = rows
+    b = widen(bias.reshape([64, 64]).load(LAYOUT))
     if not is_inside:
         is_shown = j < end
         if HAS_RIGHT:
             is_shown = is_shown & (j <= i + hi)
         if HAS_LEFT:
             is_shown = is_shown & (j >= i + lo)
-        x = gl.where(is_shown, x, float("-inf"))
-    dp = warpgroup_mma_wait(0, deps=[dp])
-    return gl.where(x == float("-inf"), 0.0, gl.exp2(x) * (dp + delta))
+        b = gl.where(is_shown, b, float("-inf"))
+    return gl.exp2(((s * scale + b) - lse) * LOG2E + weight), b
+
+
+@gluon.jit
+def _rows_of(
+    visit, own_batch, own_head, all_h, i, heads_q, len_q, padded_q, lse_ptr, weight_ptr, delta_ptr
+):
+    """Load what a visit's rows have: LSE, log2 of P's weight and -delta."""
+    batch = own_batch + visit // all_h
+    line = (batch * heads_q + own_head + visit % all_h).to(gl.int64)
+    is_row = i < len_q
+    lse = gl.load(lse_ptr + (line * len_q + i), mask=is_row, other=float("-inf"))
+    weight = gl.load(weight_ptr + (line * len_q + i), mask=is_row, other=1.0)
+    delta = gl.load(delta_ptr + (line * padded_q + i), mask=is_row, other=0.0)
+    return lse, weight, delta
 
 
 @gluon.jit
@@ -147,6 +167,7 @@ def _consumer(
     weight_ptr, delta_ptr, scale, band, tiles, q_blocks, k_blocks, own_h, all_h, visits, heads_q,
     padded_q, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
 ):  # fmt: skip
+    CUT: gl.constexpr = HAS_LENGTHS or HAS_LEFT or HAS_RIGHT
     SLOTS: gl.constexpr = full.type.shape[0]
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     _lengths, len_q, _len_k, _lt, _rt, _lb, _rb = band
@@ -157,21 +178,23 @@ def _consumer(
         own = row + 64 * WG
         i = own + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
         j = gl.expand_dims(col + gl.arange(0, 64, gl.SliceLayout(0, LAYOUT)), 0)
-        is_row = i < len_q
         at = gl.expand_dims(i, 1)
         sum0 = gl.zeros([64, 64], gl.float32, LAYOUT)
         sum1 = gl.zeros([64, 64], gl.float32, LAYOUT)
+        lse, weight, delta = _rows_of(
+            0, own_batch, own_head, all_h, i, heads_q, len_q, padded_q, lse_ptr, weight_ptr,
+            delta_ptr,
+        )  # fmt: skip
         mbarrier.wait(bias_full, count & 1)
         for visit in range(visits):
-            batch, head, lo, hi, end, is_seen = _visit_of(
+            _batch, _head, lo, hi, end, is_seen = _visit_of(
                 visit, own_batch, own_head, all_h, row, col, band, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT
             )
+            next_lse, next_weight, next_delta = _rows_of(
+                gl.minimum(visit + 1, visits - 1), own_batch, own_head, all_h, i, heads_q, len_q,
+                padded_q, lse_ptr, weight_ptr, delta_ptr,
+            )  # fmt: skip
             if is_seen:
-                line = (batch * heads_q + head).to(gl.int64)
-                lse = gl.load(lse_ptr + (line * len_q + i), mask=is_row, other=float("-inf"))
-                weight = gl.load(weight_ptr + (line * len_q + i), mask=is_row, other=1.0)
-                delta = gl.load(delta_ptr + (line * padded_q + i), mask=is_row, other=0.0)
-                lse = gl.where(lse == float("-inf"), float("inf"), lse)
                 rows = (
                     gl.expand_dims(lse, 1),
                     gl.expand_dims(gl.log2(weight), 1),
@@ -186,17 +209,29 @@ def _consumer(
                 next_slot, next_phase = slot_of(item + 1, SLOTS)
                 mbarrier.wait(full.index(slot), phase)
                 mbarrier.wait(full.index(next_slot), next_phase)
-                sum0 += _half_of_visit(
-                    smem, slot, next_slot, bias_smem.index(2 * WG), rows, at, j, lo, hi, end, scale,
-                    is_inside, WG, 0, HAS_LEFT, HAS_RIGHT, LAYOUT,
+                s0, dp0 = _products(smem, slot, next_slot, WG, 0, LAYOUT)
+                if not CUT:
+                    s1, dp1 = _products(smem, slot, next_slot, WG, 1, LAYOUT)
+                s0 = warpgroup_mma_wait(1 if CUT else 3, deps=[s0])
+                p0, b0 = _weighed(
+                    s0, bias_smem.index(2 * WG), rows, at, j, lo, hi, end, scale, is_inside,
+                    HAS_LEFT, HAS_RIGHT, LAYOUT,
                 )  # fmt: skip
-                sum1 += _half_of_visit(
-                    smem, slot, next_slot, bias_smem.index(2 * WG + 1), rows, at, j + 64, lo, hi,
-                    end, scale, is_inside, WG, 1, HAS_LEFT, HAS_RIGHT, LAYOUT,
-                )  # fmt: skip
+                dp0 = warpgroup_mma_wait(0 if CUT else 2, deps=[dp0])
+                sum0 += gl.where(b0 == float("-inf"), 0.0, p0 * (dp0 + rows[2]))
+                if CUT:  # masks take the registers that the second half would
+                    s1, dp1 = _products(smem, slot, next_slot, WG, 1, LAYOUT)
+                s1 = warpgroup_mma_wait(1, deps=[s1])
                 arrive_each_thread(empty.index(slot))
+                dp1 = warpgroup_mma_wait(0, deps=[dp1])
                 arrive_each_thread(empty.index(next_slot))
+                p1, b1 = _weighed(
+                    s1, bias_smem.index(2 * WG + 1), rows, at, j + 64, lo, hi, end, scale,
+                    is_inside, HAS_LEFT, HAS_RIGHT, LAYOUT,
+                )  # fmt: skip
+                sum1 += gl.where(b1 == float("-inf"), 0.0, p1 * (dp1 + rows[2]))
                 item += 2
+            lse, weight, delta = next_lse, next_weight, next_delta
         for half in gl.static_range(2):
             total = sum0 if half == 0 else sum1
             place = bias_smem.index(2 * WG + half)

@@ -47,8 +47,7 @@ Who waits for whom (mbarriers, by phase; counts in brackets):
     ride_empty[s, w] (128)            consumer w -> producer: it has read them
     judged[i]     (128 * CONSUMERS)   every consumer thread -> producer: a tile's O has NaN or not
 K and V have mbarriers apart, or Triton would put a barrier of the partition between two waits or
-arrivals in a step. With two stages, named barriers stand for ring_empty: `release`.
-Named barriers 8 + 2 s + v (128 * CONSUMERS + 32): those.
+arrivals. With two stages, named barriers 8 + 2 s + v (128 * CONSUMERS + 32) stand for ring_empty.
 Named barrier 12 (128 * CONSUMERS): `clear_hidden` or `clear_unseen` is done in all consumers.
 Named barriers 13 + w (256): the turns (TURNS). Warpgroup w issues its wgmmas only after warpgroup
 w - 1 has issued its own, so that one computes its softmax while another uses the tensor cores.
@@ -116,7 +115,7 @@ LN2 = gl.constexpr(0.6931471805599453)
 def _producer(
     q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    DYNAMIC: gl.constexpr, PACKED: gl.constexpr, BIAS_MODE: gl.constexpr,
+    DYNAMIC: gl.constexpr, PACKED: gl.constexpr, ORDER: gl.constexpr, BIAS_MODE: gl.constexpr,
     MASK_MODE: gl.constexpr,
 ):  # fmt: skip
     q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
@@ -133,7 +132,7 @@ def _producer(
     RIDES: gl.constexpr = BIAS_MODE == 3 or MASK_MODE == 3
     letter = live_tile(
         gl.program_id(0), counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-        HAS_RIGHT, PACKED,
+        ORDER, PACKED,
     )  # fmt: skip
     none = first_letter(tiles * heads, PACKED)
     if PACKED:
@@ -150,7 +149,7 @@ def _producer(
             place = gl.maximum(letter, -1 - letter)
         batch, head, row, batch_q, batch_k, rows, keys, _ = rows_of_tile(
             opened(place, PACKED), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-            HAS_RIGHT, PACKED,
+            ORDER, PACKED,
         )  # fmt: skip
         kv_head = head // group
         start, end, _, _ = range_of(
@@ -191,7 +190,7 @@ def _producer(
                 if (j == 0) & (place == letter):
                     fresh = live_tile(
                         gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0), counter,
-                        tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, HAS_RIGHT,
+                        tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, ORDER,
                         PACKED,
                     )  # fmt: skip
                     if not HIDES:
@@ -213,8 +212,9 @@ def _consumer(
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     DYNAMIC: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr,
     TURNS: gl.constexpr, HELD: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr,
-    ALIGNED: gl.constexpr, PACKED: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
-    MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
+    ALIGNED: gl.constexpr, PACKED: gl.constexpr, ORDER: gl.constexpr, BIAS_MODE: gl.constexpr,
+    BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr,
+    DROPOUT: gl.constexpr,
 ):  # fmt: skip
     q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
     (
@@ -251,7 +251,7 @@ def _consumer(
             place = gl.maximum(letter, -1 - letter)
         batch, head, tile_row, batch_q, _, rows, keys, line = rows_of_tile(
             opened(place, PACKED), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-            HAS_RIGHT, PACKED,
+            ORDER, PACKED,
         )  # fmt: skip
         start, end, lo, hi = range_of(
             lengths_ptr, batch, tile_row, rows, keys, left_top, right_top, left_bottom,
@@ -418,9 +418,9 @@ def attention_fwd_kernel(
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr, TURNS: gl.constexpr,
     HELD: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr, ALIGNED: gl.constexpr,
-    REGISTERS: gl.constexpr,
-    BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr,
-    MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr, QK_TILES: gl.constexpr,
+    REGISTERS: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
+    MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
+    QK_TILES: gl.constexpr, ORDER: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     D: gl.constexpr = k_desc.block_type.shape[3]
@@ -469,14 +469,14 @@ def attention_fwd_kernel(
         gl.warp_specialize([
             (_consumer, (0, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED,
-                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_consumer, (1, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED,
-                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, BIAS_MODE,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, ORDER, BIAS_MODE,
                          MASK_MODE)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
@@ -484,17 +484,17 @@ def attention_fwd_kernel(
         gl.warp_specialize([
             (_consumer, (0, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED,
-                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_consumer, (1, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED,
-                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_consumer, (2, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED,
-                         BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT)),
             (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
-                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, BIAS_MODE,
+                         HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, ORDER, BIAS_MODE,
                          MASK_MODE)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 32])  # fmt: skip

@@ -46,6 +46,7 @@ class _Form:
     bias_dtype: torch.dtype | None = None
     bias_mode: int = 2
     mask_mode: int = 2
+    is_shared: bool = False
     dropout_p: float = 0.0
 
     @property
@@ -63,11 +64,13 @@ _CAUSAL = _Form("causal", Band(right_top=0))
 _WINDOW = _Form("window-lengths", Band(left_bottom=256, right_bottom=256), has_key_lengths=True)
 _PACKED = _Form("packed-causal", Band(right_bottom=0), is_packed=True)
 _ALL_PACKED = (_Form("packed", is_packed=True), _PACKED)
-_TENSORS = replace(_WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True)
+_TENSORS = replace(
+    _WINDOW, name="window-lengths-mask-bias", has_mask=True, has_bias=True, is_shared=True
+)
 _WINDOW_DROPOUT = replace(_WINDOW, name="window-lengths-dropout", dropout_p=0.1)
 _ALL = replace(_TENSORS, name="window-lengths-mask-bias-dropout", dropout_p=0.1)
-_BIAS = _Form("bias", has_bias=True, bias_mode=3)
-_CAUSAL_BIAS = _Form("causal-bias", Band(right_top=0), has_bias=True, bias_mode=3)
+_BIAS = _Form("bias", has_bias=True, bias_mode=3, is_shared=True)
+_CAUSAL_BIAS = replace(_BIAS, name="causal-bias", band=Band(right_top=0))
 _FLOAT_BIAS = _Form("ragged-float-bias", has_bias=True, bias_dtype=torch.float32, length=4001)
 _ROW_BIAS = _Form("row-bias", has_bias=True, bias_mode=1)
 _DROPOUT = _Form("dropout", dropout_p=0.1)
@@ -227,7 +230,7 @@ _ON_H200 = "H200, Triton 3.6.0, 2026-11-28, 16k tokens, hidden 2048, TFLOP/s: "
 _RARE = "Around what a tile does once, or when it goes round again (SASS). H200, L 4096: "
 _SPILLS: Mapping[str, tuple[int, str]] = {
     "32-window-lengths-mask-bias": (2200, _RARE + "not timed; none of note on 3.6.0."),
-    "64-bias": (1000, _RARE + "355, plain 523, cuDNN with the bias 270 TFLOP/s."),
+    "64-bias": (1050, _RARE + "352, plain 523, cuDNN with the bias 270 TFLOP/s."),
     "64-causal-bias": (400, _RARE + "1.01 ms; plain 0.66."),
     "64-row-bias": (500, _RARE + "1.53 ms; plain 1.08."),
     "64-mask": (100, _RARE + "2.2 ms; plain 1.08."),
@@ -238,9 +241,9 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "128-bias": (520, _RARE + "508, plain 659, cuDNN with the bias 306 TFLOP/s."),
     "128-causal-bias": (700, _RARE + "0.69 ms; plain 0.48."),
     "128-mask": (240, _RARE + "1.22 ms; plain 0.85."),
-    "128-window-lengths-mask-riding-bias": (3700, _RARE + "not timed; 124 bytes on 3.6.0."),
+    "128-window-lengths-mask-riding-bias": (3800, _RARE + "not timed; 124 bytes on 3.6.0."),
     "256-bias": (1700, _RARE + "not timed; 984 bytes on 3.6.0."),
-    "256-window-lengths-mask-riding-bias": (3600, _RARE + "not timed; 1372 bytes on 3.6.0."),
+    "256-window-lengths-mask-riding-bias": (3900, _RARE + "not timed; 1372 bytes on 3.6.0."),
     "128-full": (220, _ON_39 + _ON_H200 + "738 at 16k, cuDNN 666."),
     "128-ragged": (250, _ON_39 + _ON_H200 + "738 at 16k, cuDNN 666."),
     "128-causal": (44, _ON_39 + _ON_H200 + "717 at 16k, cuDNN 615."),
@@ -297,7 +300,7 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
     signature |= {"seed_at": "*i64", "offset_at": "*i64", "keep_scale": "fp32"}
     signature |= {"scale": "fp32"} | dict.fromkeys(kernel.INT32_ARGUMENTS, "i32")
     signature |= dict.fromkeys(kernel.INT64_ARGUMENTS, "i64")
-    constexprs = constants(problem, config)
+    constexprs = constants(problem, config, is_shared=form.is_shared)
     constexprs["BIAS_MODE"] = form.bias_mode if form.has_bias else 0
     constexprs["BIAS_VECTOR"] = 16 // problem.bias_dtype.itemsize if problem.bias_dtype else 0
     constexprs["MASK_MODE"] = form.mask_mode if form.has_mask else 0

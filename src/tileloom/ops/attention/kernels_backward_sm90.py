@@ -28,6 +28,12 @@ class _Form:
     is_packed: bool = False
     dropout: bool = False
     is_ordered: bool = False
+    is_shared: bool = False
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether the narrow kernel knows nothing of it."""
+        return bool(self.bias or self.mask or self.dropout)
 
 
 _FORMS: Mapping[str, _Form] = {
@@ -42,16 +48,16 @@ _FORMS: Mapping[str, _Form] = {
     "causal-bias-dropout": _Form(right=True, bias=2, dbias=2, dropout=True),
     "bias": _Form(bias=2, dbias=2),
     "causal-bias-of-keys": _Form(right=True, bias=1, dbias=1),
-    "causal-mask": _Form(right=True, mask=2),
+    "causal-mask": _Form(right=True, mask=2, is_shared=True),
     "bias-mask-anywhere": _Form(bias=3, bias_dtype="fp32", mask=3, dbias=3),
-    "window-lengths-bias-mask": _Form(True, True, True, bias=2, mask=2, dbias=2),
+    "window-lengths-bias-mask": _Form(True, True, True, bias=2, mask=2, dbias=2, is_shared=True),
     "float-bias": _Form(bias=2, bias_dtype="fp32", dbias=3),
     "packed-bias": _Form(bias=3, dbias=3, is_packed=True),
     "causal-ordered": _Form(right=True, is_ordered=True),
     "packed-ordered": _Form(is_packed=True, is_ordered=True),
 }
 _PACKED = ("packed", "packed-causal")
-_SCORES = tuple(form for form, own in _FORMS.items() if own.bias or own.mask or own.dropout)
+_SCORES = tuple(form for form, own in _FORMS.items() if own.has_scores)
 _PLAIN = tuple(form for form, own in _FORMS.items() if not own.is_ordered)
 _ORDERED = ("causal-ordered",)
 _SHAPES = (
@@ -94,11 +100,11 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "256-scores": (5000, "As with 128, most lies in the path of poisoned keys and large LSE."),
 }
 """`head dim-query block` -> bytes allowed on any Triton, and the measurement."""
-_TIMED_DBIAS = "H200, Triton 3.6.0, which spills nothing, 2026-11-28, the backward with it: "
+_TIMED_DBIAS = "H200, Triton 3.6.0, 2026-11-28, the backward with it, and in the form before: "
 _DBIAS_SPILLS: Mapping[str, tuple[int, str]] = {
-    "64-full": (40, _TIMED_DBIAS + "7.6 ms, 11.2 without; 3.7.1 spills 40 and is not timed."),
-    "128-full": (60, _TIMED_DBIAS + "4.9 ms, 8.2 without; 24 on 3.7.1, 60 on 3.9.0, not timed."),
-    "128-window-lengths": (280, "Where a tile is cut; the L2 cache is the limit."),
+    "64-full": (90, _TIMED_DBIAS + "6.39, 7.52 ms; 52 bytes on 3.6.0, 84 on 3.9.0."),
+    "128-full": (220, _TIMED_DBIAS + "4.50, 4.91 ms; 188 bytes on 3.6.0, 212 on 3.9.0."),
+    "128-window-lengths": (1000, _TIMED_DBIAS + "causal 3.36, 3.51 ms."),
 }
 """`head dim-form` of what sums a bias's gradient -> the same."""
 
@@ -143,8 +149,7 @@ def _main(
     else:
         signature["dq_desc"] = f"tensordesc<fp32[{rows * width // 256}, 128],{{layout}}>"
         layouts["dq_desc"] = _flat_arguments(2)
-    sizes = [_BYTES[own.bias_dtype]] if own.bias == 2 else []
-    sizes += [1] if own.mask == 2 else []
+    sizes = [_BYTES[own.bias_dtype]] * (own.bias == 2) + [1] * (own.mask == 2)
     count, slots = config.score_tiles(*dims, sizes, drops=own.dropout)
     assert count == len(sizes)
     scores = {
@@ -172,6 +177,7 @@ def _main(
         "DBIAS": own.dbias,
         "SCORE_STAGES": slots,
         "DROPOUT": own.dropout,
+        "SHARED": own.is_shared,
         "seed_at": None,  # seed and offset come as numbers
         "offset_at": None,
     }
@@ -183,11 +189,9 @@ def _main(
     absent |= {name: mode == 0 for name, (mode, _) in scores.items()}
     constexprs |= {name: None for name, is_absent in absent.items() if is_absent}
     signature |= dict.fromkeys(constexprs, "constexpr")
-    kind = "scores" if own.bias or own.mask or own.dropout else str(rows)
-    widest = max(width, width_v)
+    widest, kind = max(width, width_v), "scores" if own.has_scores else str(rows)
     spills, reason = _SPILLS.get(f"{widest}-{rows}-{form}", _SPILLS[f"{widest}-{kind}"])
-    shape = str(dims[0]) if dims[0] == dims[1] else f"{dims[0]}x{dims[1]}"
-    end = "_wide" if is_wide else ""
+    shape, end = _shape_of(dims), "_wide" if is_wide else ""
     spec = KernelSpec(
         name=f"attention_bwd_gluon_sm90[d{shape}-{form}-{dtype}-{rows}x{config.stages}]",
         function=f"{_KERNEL}{end}:attention_bwd{end}_kernel",
@@ -202,6 +206,10 @@ def _main(
         spill_reason=reason,
     )
     return _narrow(spec) if widest <= 64 and kind == "64" else spec
+
+
+def _shape_of(dims: tuple[int, int]) -> str:
+    return str(dims[0]) if dims[0] == dims[1] else f"{dims[0]}x{dims[1]}"
 
 
 def _narrow(spec: KernelSpec) -> KernelSpec:
@@ -247,7 +255,7 @@ def _before(dtype: str, width: int, width_v: int, is_packed: bool = False) -> Ke
     constexprs: dict[str, object] = {"HAS_DLSE": True, "D": width, "D_V": width_v}
     constexprs |= {"ROWS": 16, "BLOCK": 64}
     constexprs |= {} if is_packed else {"cu_q": None}
-    shape = str(width) if width == width_v else f"{width}x{width_v}"
+    shape = _shape_of((width, width_v))
     return KernelSpec(
         name=f"attention_bwd_before[d{shape}{'-packed' if is_packed else ''}-{dtype}]",
         function=f"{_ENDS}:attention_bwd_before_kernel",

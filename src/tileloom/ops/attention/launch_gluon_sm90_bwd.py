@@ -171,16 +171,18 @@ def _programs(problem: AttentionProblem) -> int:
 
 
 def _heads_a_round(
-    problem: AttentionProblem, config: GluonSm90BackwardConfig, key_blocks: int, sms: int
-) -> int:
-    """How many key heads programs go round.
+    problem: AttentionProblem, config: GluonSm90BackwardConfig, key_blocks: int, sms: int,
+    is_shared: bool,
+) -> int:  # fmt: skip
+    """How many key heads programs go round: whole batches where those share a bias or mask.
 
     Under a causal mask it makes up for blocks of different lengths: 2 to 3 % at 4k, nothing at 16k
     (H200, 2026-11-28). With few blocks a head the L2 cache holds too many heads at once then: at 1k
     it cost 3 to 40 %. Where all blocks are of one length, one head after the other is best.
     """
     is_uneven = problem.band.has_right and not problem.band.has_left and key_blocks >= 32
-    return max(1, 2 * sms // key_blocks) if config.ordered or is_uneven else 1
+    heads = max(1, 2 * sms // key_blocks) if config.ordered or is_uneven else 1
+    return max(1, heads // problem.batch) * problem.batch if is_shared else heads
 
 
 def _row_arguments(problem: AttentionProblem, offsets: Offsets | None) -> tuple[Any, ...]:
@@ -266,7 +268,7 @@ def _main(
         *(offsets or (None, None)),
         *((dk, dv) if is_packed else (None, None)),
         example.view(torch.int32) if config.ordered else None,
-        _heads_a_round(problem, config, key_blocks, target_of(q).sms),
+        _heads_a_round(problem, config, key_blocks, target_of(q).sms, scores.is_shared),
         problem.head_dim // 8,
         problem.head_dim_v // 8,
         problem.batch,

@@ -15,7 +15,7 @@ from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_fwd import attention_fwd_kernel
 from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
 from tileloom.ops.attention.problem import AttentionProblem, Offsets
-from tileloom.ops.attention.strides import batch_strides, scores_arguments, strides_of
+from tileloom.ops.attention.strides import batch_strides, is_shared, scores_arguments, strides_of
 from tileloom.target import target_of
 
 
@@ -58,8 +58,8 @@ def bind_attention_fwd(
     heads = problem.heads_q * (1 if problem.packed else problem.batch)
     tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads
     group = problem.heads_q // problem.heads_kv
-    kv_bytes = 2 * problem.len_k * (problem.head_dim + problem.head_dim_v)
-    section = min(heads, group * max(1, 2**25 // kv_bytes))  # K and V of a section: 32 MiB of L2
+    fixed = constants(problem, config, is_shared=is_shared(problem, bias, mask))
+    section = _section(problem, fixed["ORDER"], heads)
     is_packed = problem.packed is not None
     dropout = dropout_arguments(problem, state)
     is_tma, draws = config.store == "tma", is_dynamic(problem)
@@ -95,7 +95,7 @@ def bind_attention_fwd(
         *(problem.packed.totals if problem.packed else (0, 0)),
         *strides,
         *dropout.bound(),
-        **constants(problem, config),
+        **fixed,
         **modes,
     )
     is_plain = all(x is None for x in (mask, bias, key_lengths, state, offsets))
@@ -229,13 +229,31 @@ def _band_of(problem: AttentionProblem) -> tuple[int, int]:
     return max(-left_top, shift - left_bottom), min(right_top, right_bottom + shift)
 
 
+def _section(problem: AttentionProblem, order: int, heads: int) -> int:
+    """How many heads go side by side: as many as have their K and V in 32 MiB of L2."""
+    kv_bytes = 2 * problem.len_k * (problem.head_dim + problem.head_dim_v)
+    if order == 2:  # the batches of a head, of several heads with a diagonal
+        several = max(1, 2**25 // (kv_bytes * problem.batch)) if problem.band.has_right else 1
+        return min(heads, several * problem.batch)
+    group = problem.heads_q // problem.heads_kv
+    return min(heads, group * max(1, 2**25 // kv_bytes))
+
+
 def is_dynamic(problem: AttentionProblem) -> bool:
     """Whether tiles differ in length, so that they are drawn from a counter."""
     return problem.band.has_right or problem.has_key_lengths or problem.packed is not None
 
 
-def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, object]:
-    """The kernel's compile-time parameters for a problem."""
+def constants(
+    problem: AttentionProblem, config: GluonSm90Config, *, is_shared: bool = False
+) -> dict[str, Any]:
+    """The kernel's compile-time parameters for a problem, but for the modes of bias and mask.
+
+    Args:
+        problem: The problem.
+        config: Tile sizes and roles.
+        is_shared: Whether batches share the bias or mask: `strides.is_shared`.
+    """
     return {
         "CONSUMERS": config.consumers,
         "STAGES": config.stages,
@@ -254,4 +272,5 @@ def constants(problem: AttentionProblem, config: GluonSm90Config) -> dict[str, o
         "RIDE_STAGES": config.ride_stages if problem.has_mask or problem.has_bias else 0,
         "REGISTERS": config.registers,
         "QK_TILES": head_tiles(problem.head_dim, problem.head_dim_v)[1],
+        "ORDER": 2 if is_shared else int(problem.band.has_right),
     }

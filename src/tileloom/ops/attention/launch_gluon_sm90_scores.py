@@ -24,7 +24,7 @@ from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
 from tileloom.ops.attention.kernels_backward_sm90 import score_arguments
 from tileloom.ops.attention.launch_triton_bwd import bind_attention_bwd, bind_row_weights
 from tileloom.ops.attention.problem import AttentionProblem, Offsets
-from tileloom.ops.attention.strides import strides_of
+from tileloom.ops.attention.strides import is_shared, strides_of
 from tileloom.target import target_of
 
 NONE, KEYS, TILE, ANYWHERE = range(4)
@@ -43,6 +43,7 @@ class Scores:
         dbias: Mode of the bias's gradient, as far as the main kernel writes it.
         slots: Tiles of bias and mask in flight.
         is_summed: Whether a pass of its own sums the bias's gradient.
+        is_shared: Whether batches share the bias or the mask, and follow each other for it.
     """
 
     bias: int
@@ -50,6 +51,7 @@ class Scores:
     dbias: int
     slots: int
     is_summed: bool
+    is_shared: bool
 
     @staticmethod
     def of(
@@ -75,12 +77,14 @@ class Scores:
             modes[i] = ANYWHERE
         written = NONE if dbias is None else _gradient_mode(problem, dbias)
         is_summed = dbias is not None and written == NONE
-        return Scores(modes[0], modes[1], written, slots, is_summed)
+        shared = is_shared(problem, bias, mask)
+        return Scores(modes[0], modes[1], written, slots, is_summed, shared)
 
     def constants(self) -> dict[str, int]:
         """Return the kernel's constants."""
         return {
-            "BIAS": self.bias, "MASK": self.mask, "DBIAS": self.dbias, "SCORE_STAGES": self.slots
+            "BIAS": self.bias, "MASK": self.mask, "DBIAS": self.dbias, "SCORE_STAGES": self.slots,
+            "SHARED": self.is_shared,
         }  # fmt: skip
 
     def arguments(

@@ -21,14 +21,15 @@ TURN = gl.constexpr(13)
 
 
 @gluon.jit
-def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, HAS_RIGHT: gl.constexpr):
+def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, ORDER: gl.constexpr):
     """Batch, head and first row of a tile.
 
-    With a diagonal the longest tiles come first, inside sections of heads whose K and V fit in L2,
-    so that the short ones fill the end. Without one the tiles of a head follow each other and
-    share its K and V in L2.
+    ORDER 0: the tiles of a head follow each other and share its K and V in L2. 1, with a diagonal:
+    the longest tiles come first, inside sections of heads whose K and V fit in L2, so that the
+    short ones fill the end. 2: the same, and a head's batches follow each other, which share its
+    bias or mask in L2.
     """
-    if HAS_RIGHT:
+    if ORDER > 0:
         first = tile // (section * tiles) * section
         within = tile - first * tiles
         size = gl.minimum(section, heads - first)
@@ -38,14 +39,19 @@ def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, HAS_RIG
     else:
         index = tile // tiles
         row = (tile - index * tiles) * BLOCK_M
-    batch = index // heads_q
-    return batch, index - batch * heads_q, row
+    if ORDER == 2:
+        batches = heads // heads_q
+        head = index // batches
+        return index - head * batches, head, row
+    else:
+        batch = index // heads_q
+        return batch, index - batch * heads_q, row
 
 
 @gluon.jit
 def rows_of_tile(
     place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+    ORDER: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """What `tile_of` gives, and of packed sequences (`pieces_packed.py`) their places and lengths.
 
@@ -75,14 +81,14 @@ def rows_of_tile(
         line = head.to(gl.int64) * total_q + first_q
         return sequence.to(gl.int32), head, row, first_q, first_k, rows, keys, line
     else:
-        batch, head, row = tile_of(tile, tiles, heads, section, heads_q, BLOCK_M, HAS_RIGHT)
+        batch, head, row = tile_of(tile, tiles, heads, section, heads_q, BLOCK_M, ORDER)
         return batch, head, row, batch, batch, len_q, len_k, 0
 
 
 @gluon.jit
 def live_tile(
     tile, counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, PACKED: gl.constexpr,
+    ORDER: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The first tile with rows, of this one and those that are drawn after it, or none.
 
@@ -96,7 +102,7 @@ def live_tile(
             if tile < tiles * heads:
                 sequence, _, _, _, _, rows, _, _ = rows_of_tile(
                     (tile, None), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-                    HAS_RIGHT, PACKED,
+                    ORDER, PACKED,
                 )  # fmt: skip
                 if rows < 0:
                     is_dead = gl.to_tensor(1)

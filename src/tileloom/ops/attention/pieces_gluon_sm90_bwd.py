@@ -17,9 +17,11 @@ from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 @gluon.jit
 def keys_of_program(
     program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, PACKED: gl.constexpr,
+    BLOCK_N: gl.constexpr, PACKED: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """Which keys a program owns, and the rows beside them; of packed sequences `pieces_packed.py`.
+
+    SHARED: the batches of a head are neighbours, since they share its bias or mask in L2.
 
     Returns batch (the sequence), key head and first key, which may be negative; the batch's index
     in descriptors of queries and of keys; its lengths; how many query rows are missing at the front
@@ -39,8 +41,13 @@ def keys_of_program(
         line = index * group * padded_q + (first_q // BLOCK_M + sequence) * BLOCK_M
         return sequence, index, key, first_q, first_k, rows, keys, missing, line
     else:
-        batch = index // heads_kv
-        kv_head = index - batch * heads_kv
+        if SHARED:
+            batches = gl.num_programs(0) // (key_blocks * heads_kv)
+            kv_head = index // batches
+            batch = index - kv_head * batches
+        else:
+            batch = index // heads_kv
+            kv_head = index - batch * heads_kv
         line = (batch * heads_q + kv_head * group) * padded_q
         return batch, kv_head, block * BLOCK_N, batch, batch, len_q, len_k, 0, line
 
