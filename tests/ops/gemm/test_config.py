@@ -37,7 +37,7 @@ def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
         ((64, 4096, 4096), "64,64,0,8,static,1,128,True"),
         ((64, 6144, 4096), "64,48,0,8,static,1,128,False"),
         ((64, 10240, 8192), "64,80,0,8,static,1,128,False"),
-        ((512, 10240, 8192), "256,160,0,2,static,1,64,False"),
+        ((512, 10240, 8192), "128,320,0,8,static,1,64,False"),
         ((512, 6144, 4096), "192,128,0,1,static,1,64,True"),
         ((512, 4096, 4096), "128,128,0,1,static,1,64,True"),
         ((512, 57344, 8192), "128,256,0,1,static,1,64,True"),
@@ -109,8 +109,8 @@ def test_tiles_of_two_accumulators_say_what_they_cannot():
     assert GluonSm90Config(64, 80).reasons_against(by_rows, H100) == (
         "b lies by rows, and a box of the last 8 columns would have fewer than 16",
     )
-    assert GluonSm90Config(256, 160).reasons_against(by_rows, H100) == ()
-    text = "the tile is 256x160, whose columns are no power of two, which goes with neither splits "
+    assert GluonSm90Config(128, 320).reasons_against(by_rows, H100) == ()
+    text = "the tile is 128x320, whose columns are no power of two, which goes with neither splits "
     for problem, splits in ((_problem(512, 1024, 1024, chunks=2), 1), (by_rows, 2)):
-        reasons = GluonSm90Config(256, 160, splits=splits).reasons_against(problem, H100)
+        reasons = GluonSm90Config(128, 320, splits=splits).reasons_against(problem, H100)
         assert reasons == (text + "nor chunks",)

@@ -104,7 +104,7 @@ class GluonSm90Config:
         block_m: Rows of a tile: 64 (the warpgroups share the columns), 128, 192 or 256 (the
             rows).
         block_n: Columns of a tile; see `TILES`. Those that are no power of two are two
-            accumulators: 160 of a warpgroup are 128 and 32.
+            accumulators: 320 of a warpgroup are 256 and 64.
         stages: Slots of the ring, each 64 of k; 0: as many as fit.
         swizzle_size: Tiles of a group of the raster.
         scheduler: `"static"`, or `"dynamic"`: a counter deals the tiles.
@@ -143,9 +143,8 @@ class GluonSm90Config:
         """
         if self.swap_ab:
             return min(self.warpgroup_tile()[1], 64)
-        if self.tail:
-            return self.tail
-        return (64 if self.warpgroup_tile()[0] == 128 else 128) // problem.out_dtype.itemsize
+        columns = (64 if self.warpgroup_tile()[0] == 128 else 128) // problem.out_dtype.itemsize
+        return min(columns, self.tail) if self.tail else columns
 
     def warpgroup_tile(self) -> tuple[int, int]:
         """Rows and columns of one consumer warpgroup."""
@@ -169,7 +168,7 @@ class GluonSm90Config:
         slices = max(1, self.warpgroup_tile()[1] // self.slice_columns(problem))
         if problem.residual is not None:
             return slices
-        return 1 if self.tail and self.warpgroup_tile()[0] == 128 else min(2, slices)
+        return min(2, slices)
 
     def smem_bytes(self, problem: MatmulProblem, stages: int) -> int:
         """Shared memory of a block with so many stages."""
@@ -267,7 +266,7 @@ class GluonSm90Config:
 MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
 TILES = (
     (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
-    (64, 32), (256, 160), (64, 80), (64, 48),
+    (64, 32), (128, 320), (64, 80), (64, 48),
 )  # fmt: skip
 SWAP_TILES = (
     (128, 256), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64),
@@ -397,7 +396,7 @@ _SPEED_EXCHANGED = {
 }
 
 
-_SPEED_LARGE = {GluonSm90Config(256, 160, swizzle_size=2): 0.95}
+_SPEED_LARGE = {GluonSm90Config(128, 320): 0.98}
 
 
 def _inside(
