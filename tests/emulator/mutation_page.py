@@ -134,6 +134,7 @@ SUBJECTS = (
             _ATTENTION / "pieces_gluon_sm90_bwd.py",
             _ATTENTION / "pieces_order_sm90.py",
             _ATTENTION / "pieces_gluon_sm90_scores.py",
+            _ATTENTION / "pieces_dropper_sm90_bwd.py",
         ),
         sms=2,
         harmless={

@@ -38,6 +38,7 @@ def test_attention_backward(shipped_results, name):
     is_packed = spec.constexprs.get("cu_q", "") is not None
     least = config.smem_bytes(head_dim, head_dim_v, is_packed=is_packed)
     least += scores * spec.constexprs.get("SCORE_STAGES", 0)
-    most = least + (config.dropout_bytes if spec.constexprs.get("DROPOUT") else 0)
+    drops = spec.constexprs.get("DROPOUT", 0) > 0
+    most = least + (config.dropout_bytes(head_dim, head_dim_v) if drops else 0)
     taken = shipped_results(VERSION)[name, "sm_90"].shared_bytes
     assert least - 1024 <= taken <= most

@@ -43,12 +43,12 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     assert found is not None
     dims, rows, stages = head_dims(spec), int(found[2]), int(found[3])
     keys = 64 if max(dims) > 128 else 128
-    c: dict[str, Any] = {"BIAS": 0, "MASK": 0, "DROPOUT": False} | spec.constexprs
+    c: dict[str, Any] = {"BIAS": 0, "MASK": 0, "DROPOUT": 0} | spec.constexprs
     is_ordered = "progress" not in c
     len_q, len_k = rows * stages + 7, 2 * keys + 37
     has_tiles = TILE in (c["BIAS"], c["MASK"])
-    if has_tiles:
-        len_k += 11  # rows of 16 bytes
+    if has_tiles or c["DROPOUT"] == 2:
+        len_k += 11  # rows of 16 bytes; whole calls of Philox
     shown = masks.window(None, None)
     if c["HAS_LEFT"]:
         shown = masks.window(len_k // 2, 9, anchor="bottom_right")
@@ -152,7 +152,8 @@ def cases_of(forms: Iterable[str]) -> dict[str, Callable[[], None]]:
 # What `tileloom check` runs: every path that synchronises, but for those of the narrow kernel.
 CASES = cases_of((
     "d128-full-bf16-64x2", "d64-causal-bf16-128x2", "d256-window-lengths-bf16-64x2",
-    "d128-window-lengths-bias-mask-bf16-64x2", "d64-bias-bf16-64x2", "d256-bias-bf16-64x2",
+    "d64-dropout-bf16-64x2", "d128-window-lengths-bias-mask-bf16-64x2", "d64-bias-bf16-64x2",
+    "d256-bias-bf16-64x2",
     "d256-causal-bias-of-keys-bf16-64x2", "d256-causal-bias-dropout-bf16-64x2",
     "d128-causal-ordered-bf16-64x2", "d256-causal-ordered-bf16-64x2",
 ))  # fmt: skip

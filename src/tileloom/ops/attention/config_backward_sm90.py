@@ -30,6 +30,18 @@ def is_narrow_kernel(problem: AttentionProblem, block_m: int) -> bool:
     return max(problem.head_dim, problem.head_dim_v) <= 64 and block_m == 64 and not has_more
 
 
+def dropout_mode(problem: AttentionProblem) -> int:
+    """DROPOUT of the kernels: 0 without, 1 where consumers decide, 2 where a dropper does.
+
+    The dropper is for calls of Philox that decide on four keys each: with other lengths, and in
+    packed sequences, it would make twice as many.
+    """
+    if problem.dropout_p == 0:
+        return 0
+    is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
+    return 1 if is_wide or problem.packed or problem.len_k % 4 else 2
+
+
 @dataclass(frozen=True)
 class GluonSm90BackwardConfig:
     """The Hopper backward; see `kernel_gluon_sm90_bwd.py`, above head dim 128 `.._bwd_wide.py`.
@@ -72,10 +84,9 @@ class GluonSm90BackwardConfig:
         handed = 64 * 64 * 6 if is_wide else 4 * keys * rows + 4 * rows * width
         return loaded + handed + 1024 + (3584 if is_packed else 0)
 
-    @property
-    def dropout_bytes(self) -> int:
-        """Shared memory, in bytes, through which the bits of dropout go."""
-        return 16 * self.block_m
+    def dropout_bytes(self, head_dim: int, head_dim_v: int) -> int:
+        """Shared memory, in bytes, through which the bits of dropout go, with a dropper twice."""
+        return (16 if is_wide_kernel(head_dim, head_dim_v) else 32) * self.block_m
 
     def score_tiles(
         self, head_dim: int, head_dim_v: int, sizes: Sequence[int], *, drops: bool = False
@@ -89,7 +100,8 @@ class GluonSm90BackwardConfig:
             drops: Whether there is dropout, whose bits go through shared memory.
         """
         scores = 64 * 64 if is_wide_kernel(head_dim, head_dim_v) else 128 * self.block_m
-        free = _SMEM - self.smem_bytes(head_dim, head_dim_v) - (self.dropout_bytes if drops else 0)
+        free = _SMEM - self.smem_bytes(head_dim, head_dim_v)
+        free -= self.dropout_bytes(head_dim, head_dim_v) if drops else 0
         taken = count = 0
         for size in sizes:
             if taken + size * scores > free:

@@ -19,6 +19,9 @@ Packed sequences: blocks of keys and of queries are laid from the right end of e
 that TMA loads zeros for what is missing at the front and nothing of a neighbour
 (`pieces_packed.py`). The band counts rows from the front of the first block of queries.
 
+Dropout: where four keys take the numbers of one Philox call, a warpgroup of its own decides, ahead
+of the consumers (DROPOUT 2, `pieces_dropper_sm90_bwd.py`); else each consumer for itself (1).
+
 A bias, a bool mask and the gradient of a bias: see `pieces_gluon_sm90_scores.py`. Both are
 in what S^T starts from; dS lies in shared memory as `[queries, keys]` if TMA is to write it out.
 
@@ -57,6 +60,7 @@ from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.tma import tma_reduce_add
+from tileloom.ops.attention.pieces_dropper_sm90_bwd import allocate_words, dropper, taken_scores
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     band_of,
@@ -177,7 +181,7 @@ def _walk(
     (dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem, ds_smem,
      dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head, group, heads_q,
      block_key, start, stop, line, padded_q, end, lo, hi, first, last, len_q, len_k, keys, dk_out,
-     dv_out, head_dims_8, bias, mask, scores, dbias, missing, dropout, dq_full,
+     dv_out, head_dims_8, bias, mask, scores, dbias, missing, dropout, handed, dq_full,
      dq_empty) = given  # fmt: skip
     HIDES: gl.constexpr = BIAS != NONE or MASK != NONE
     STAGES: gl.constexpr = q_smem.type.shape[0]
@@ -230,7 +234,7 @@ def _walk(
         s = warpgroup_mma(k, q.permute((1, 0)), s, use_acc=HIDES, is_async=True)
         mbarrier.wait(do_full.index(slot), phase)
         dp = warpgroup_mma(v, do.permute((1, 0)), zero, use_acc=False, is_async=True)
-        if DROPOUT:
+        if DROPOUT == 1:
             words = kept_words(
                 dropout, batch, head, heads_q, row - shift, key, len_q, len_k, BLOCK_M
             )  # fmt: skip
@@ -252,7 +256,10 @@ def _walk(
         p = gl.exp2(x)
         kept_p = p
         if DROPOUT:
-            kept = kept_scores(words, BLOCK_M, S_LAYOUT)
+            if DROPOUT == 2:
+                kept = taken_scores(handed, j, WG, BLOCK_M, S_LAYOUT)
+            else:
+                kept = kept_scores(words, BLOCK_M, S_LAYOUT)
             kept_p = gl.where(kept, p, 0.0)
         p_half = gl.convert_layout(kept_p.to(dtype), P_LAYOUT, assert_trivial=True)
         dp = warpgroup_mma_wait(0, deps=[dp])
@@ -372,6 +379,9 @@ def attention_bwd_kernel(
     bias_smem, mask_smem, score_full, score_empty = score_memory(
         bias, mask, SCORE_STAGES, 2, BLOCK_M, 256, BIAS, MASK
     )
+    handed = 0
+    if DROPOUT == 2:
+        handed = allocate_words(BLOCK_M, 2)
     fence_async_shared()
     gdc_launch_dependents()
     gdc_wait()  # nothing above touches global memory
@@ -419,34 +429,71 @@ def attention_bwd_kernel(
     if DBIAS != NONE:
         dbias = first_gradient(dbias, batch * heads_q, key, len_q, len_k, DBIAS)
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
-    gl.warp_specialize([
-        (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),
-                     (has_large, lse_ptr, weight_ptr, lse_step), (
-            dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
-            ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
-            group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
-            len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
-            (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
-            (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
-            (seed, offset, threshold, keep_scale), dq_full, dq_empty,
-        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
-            ORDERED)),
-        (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
-                     (has_large, lse_ptr, weight_ptr, lse_step), (
-            dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
-            ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
-            group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
-            len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
-            (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
-            (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
-            (seed, offset, threshold, keep_scale), dq_full, dq_empty,
-        ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
-            ORDERED)),
-        (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
-                     do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty, batch_q,
-                     batch_k, kv_head, group, key, start, stop, missing, line, padded_q,
-                     (bias, bias_at, bias_h, bias_q, bias_k),
-                     (mask, mask_at, mask_h, mask_q, mask_k),
-                     (bias_smem, mask_smem, score_full, score_empty), order, dq_desc, dq_smem,
-                     dq_full, dq_empty, BLOCK_M, BIAS, MASK, ORDERED)),
-    ], [4, 1], [240, 24])  # fmt: skip
+    if DROPOUT == 2:
+        R: gl.constexpr = 208 if D + D_V <= 128 else 224
+        gl.warp_specialize([
+            (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),
+                         (has_large, lse_ptr, weight_ptr, lse_step), (
+                dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+                ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
+                group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
+                len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
+                (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
+                (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
+                (seed, offset, threshold, keep_scale), handed, dq_full, dq_empty,
+            ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
+                ORDERED)),
+            (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
+                         (has_large, lse_ptr, weight_ptr, lse_step), (
+                dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+                ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
+                group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
+                len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
+                (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
+                (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
+                (seed, offset, threshold, keep_scale), handed, dq_full, dq_empty,
+            ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
+                ORDERED)),
+            (dropper, ((seed, offset, threshold, keep_scale), handed, batch, kv_head, group,
+                       heads_q, key, start, stop, missing if PACKED else 0, padded_q, len_q,
+                       len_k, BLOCK_M, 2 if R < 224 else 1)),
+            (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem,
+                         v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
+                         batch_q, batch_k, kv_head, group, key, start, stop, missing, line,
+                         padded_q, (bias, bias_at, bias_h, bias_q, bias_k),
+                         (mask, mask_at, mask_h, mask_q, mask_k),
+                         (bias_smem, mask_smem, score_full, score_empty), order, dq_desc, dq_smem,
+                         dq_full, dq_empty, BLOCK_M, BIAS, MASK, ORDERED)),
+        ], [4, 4, 1], [R, 488 - 2 * R, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (_consumer, (0, (k_smem, v_smem, kv_full, key, first, last),
+                         (has_large, lse_ptr, weight_ptr, lse_step), (
+                dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+                ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
+                group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
+                len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
+                (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
+                (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
+                (seed, offset, threshold, keep_scale), handed, dq_full, dq_empty,
+            ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
+                ORDERED)),
+            (_consumer, (1, (k_smem, v_smem, kv_full, key, first, last),
+                         (has_large, lse_ptr, weight_ptr, lse_step), (
+                dk_desc, dv_desc, dq_desc, q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem,
+                ds_smem, dq_smem, kv_full, q_full, do_full, empty, scale, batch, batch_k, kv_head,
+                group, heads_q, key, start, stop, line, padded_q, end, lo, hi, first, last, len_q,
+                len_k, keys, dk_out, dv_out, (head_dim_8, head_dim_v_8),
+                (bias, bias_at, bias_h, bias_q, bias_k), (mask, mask_at, mask_h, mask_q, mask_k),
+                (bias_smem, mask_smem, score_full, score_empty), dbias, missing,
+                (seed, offset, threshold, keep_scale), handed, dq_full, dq_empty,
+            ), PACKED, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT,
+                ORDERED)),
+            (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem,
+                         v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
+                         batch_q, batch_k, kv_head, group, key, start, stop, missing, line,
+                         padded_q, (bias, bias_at, bias_h, bias_q, bias_k),
+                         (mask, mask_at, mask_h, mask_q, mask_k),
+                         (bias_smem, mask_smem, score_full, score_empty), order, dq_desc, dq_smem,
+                         dq_full, dq_empty, BLOCK_M, BIAS, MASK, ORDERED)),
+        ], [4, 1], [240, 24])  # fmt: skip

@@ -26,7 +26,7 @@ class _Form:
     mask: int = 0
     dbias: int = 0
     is_packed: bool = False
-    dropout: bool = False
+    dropout: int = 0
     is_ordered: bool = False
     is_shared: bool = False
 
@@ -43,9 +43,9 @@ _FORMS: Mapping[str, _Form] = {
     "window-lengths": _Form(lengths=True, left=True, right=True),
     "packed": _Form(is_packed=True),
     "packed-causal": _Form(right=True, is_packed=True),
-    "dropout": _Form(dropout=True),
-    "packed-dropout": _Form(is_packed=True, dropout=True),
-    "causal-bias-dropout": _Form(right=True, bias=2, dbias=2, dropout=True),
+    "dropout": _Form(dropout=2),
+    "packed-dropout": _Form(is_packed=True, dropout=1),
+    "causal-bias-dropout": _Form(right=True, bias=2, dbias=2, dropout=2),
     "bias": _Form(bias=2, dbias=2),
     "causal-bias-of-keys": _Form(right=True, bias=1, dbias=1),
     "causal-mask": _Form(right=True, mask=2, is_shared=True),
@@ -150,7 +150,7 @@ def _main(
         signature["dq_desc"] = f"tensordesc<fp32[{rows * width // 256}, 128],{{layout}}>"
         layouts["dq_desc"] = _flat_arguments(2)
     sizes = [_BYTES[own.bias_dtype]] * (own.bias == 2) + [1] * (own.mask == 2)
-    count, slots = config.score_tiles(*dims, sizes, drops=own.dropout)
+    count, slots = config.score_tiles(*dims, sizes, drops=own.dropout > 0)
     assert count == len(sizes)
     scores = {
         "bias": (own.bias, own.bias_dtype),
@@ -176,7 +176,7 @@ def _main(
         "MASK": own.mask,
         "DBIAS": own.dbias,
         "SCORE_STAGES": slots,
-        "DROPOUT": own.dropout,
+        "DROPOUT": min(own.dropout, 1) if is_wide else own.dropout,
         "SHARED": own.is_shared,
         "seed_at": None,  # seed and offset come as numbers
         "offset_at": None,

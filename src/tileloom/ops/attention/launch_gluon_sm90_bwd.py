@@ -16,6 +16,7 @@ from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import tma_faults
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
+    dropout_mode,
     is_narrow_kernel,
     is_wide_kernel,
     tile_width,
@@ -243,7 +244,7 @@ def _main(
     else:
         rows_lost = (example.view(torch.int32), example, example) if scores.bias else (None,) * 3
         hidden = [*rows_lost, *hidden]
-        constants["DROPOUT"] = problem.dropout_p > 0
+        constants["DROPOUT"] = dropout_mode(problem)
     return prepared(kernel, num_warps=4, launch_pdl=True).bind(
         (programs,),
         descriptor(q, rows, width, is_packed),

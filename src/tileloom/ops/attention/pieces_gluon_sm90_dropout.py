@@ -12,7 +12,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tileloom.ops.attention.pieces_philox import keep_quad
+from tileloom.ops.attention.pieces_philox import keep_quad, philox_rounds
+
+# The halves of 64 bits: as LLVM would take them, products of the first rounds get 64 bits wide.
+_SPLIT = gl.constexpr("mov.b64 {$0, $1}, $2;")
 
 
 @gluon.constexpr_function
@@ -87,15 +90,110 @@ def kept_words(dropout, batch, head, heads, row, key, len_q, len_k, BLOCK_M: gl.
         return words.reshape([4, 2, 1, 16])
 
 
+@gluon.constexpr_function
+def _words_layout(OWN):
+    return gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(5, OWN)))
+
+
+@gluon.jit
+def _whole(BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
+    """Numbers of a tile by key bits 5 4, 3, 2, 1 0 and query bits 6, 5 4, 3 2 1 0."""
+    return gl.zeros([64, BLOCK_M], gl.int32, LAYOUT).reshape([4, 2, 2, 4, BLOCK_M // 64, 4, 16])
+
+
 @gluon.jit
 def kept_scores(words, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
     """Return which scores of a tile are kept, bool `[64, BLOCK_M]` in LAYOUT."""
-    whole = gl.zeros([64, BLOCK_M], gl.int32, LAYOUT)
-    # key bits 5 4, 3, 2, 1 0; query bits 6, 5 4, 3 2 1 0
-    whole = whole.reshape([4, 2, 2, 4, BLOCK_M // 64, 4, 16])
-    OWN: gl.constexpr = whole.type.layout
-    words = gl.convert_layout(words, gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(5, OWN))))
+    OWN: gl.constexpr = _whole(BLOCK_M, LAYOUT).type.layout
+    return _picked(gl.convert_layout(words, _words_layout(OWN)), BLOCK_M, LAYOUT)
+
+
+@gluon.jit
+def scores_of(place, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
+    """`kept_scores` of words in shared memory, one after the other."""
+    OWN: gl.constexpr = _whole(BLOCK_M, LAYOUT).type.layout
+    like = gl.zeros([4, 2, BLOCK_M // 64, 16], gl.int32, _words_layout(OWN))
+    FLAT: gl.constexpr = like.reshape([2 * BLOCK_M]).type.layout
+    words = place.load(FLAT).reshape([4, 2, BLOCK_M // 64, 16])
+    return _picked(gl.convert_layout(words, _words_layout(OWN)), BLOCK_M, LAYOUT)
+
+
+@gluon.jit
+def _picked(words, BLOCK_M: gl.constexpr, LAYOUT: gl.constexpr):
+    """Pick the bits of a thread's own keys and queries."""
+    OWN: gl.constexpr = _whole(BLOCK_M, LAYOUT).type.layout
     words = gl.expand_dims(gl.expand_dims(gl.expand_dims(words, 1), 3), 5)
     words = words >> _axis(4, 3, 7, OWN)
     bits = words & (1 << (16 * _axis(2, 1, 7, OWN) + 4 * _axis(4, 5, 7, OWN)))
     return gl.convert_layout(bits.reshape([64, BLOCK_M]), LAYOUT, assert_trivial=True) != 0
+
+
+@gluon.constexpr_function
+def _decide_ptx():
+    """A word and the words of two calls: a bit where one is large enough."""
+    text = "{ .reg .pred p; mov.b32 $0, $1; "
+    for i in range(8):
+        bit = 1 << ((i & 3) + 16 * (i >> 2))
+        text += f"setp.ge.u32 p, ${2 + i}, $10; @p or.b32 $0, $0, {bit}; "
+    return text + "}"
+
+
+@gluon.jit
+def _halves_of(x):
+    """Quads with key bit 3 not set, and set: `[4, 2, 16]` each, from `[16, 16]`."""
+    return gl.split(gl.permute(gl.reshape(x, [4, 2, 2, 16]), (0, 2, 3, 1)))
+
+
+@gluon.jit
+def _decided(word, counter, seed, limit):
+    """Put the decisions on 64 keys and 16 queries into bits 0 to 3 and 16 to 19 of words."""
+    c0, c1 = gl.inline_asm_elementwise(
+        _SPLIT, "=r,=r,l", [counter], (gl.uint32, gl.uint32), True, 1
+    )  # fmt: skip
+    w0, w1, w2, w3 = philox_rounds(c0, c1 & 0x3FFFFFFF, seed)
+    a0, b0 = _halves_of(w0)
+    a1, b1 = _halves_of(w1)
+    a2, b2 = _halves_of(w2)
+    a3, b3 = _halves_of(w3)
+    text: gl.constexpr = _decide_ptx()
+    return gl.inline_asm_elementwise(
+        text, "=&r,r,r,r,r,r,r,r,r,r,r", [word, a0, a1, a2, a3, b0, b1, b2, b3, limit], gl.int32,
+        True, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _decided_words(first, len_k, seed, threshold, AT_ONCE: gl.constexpr):
+    """Words of 64 keys and 64 queries; 16 queries, or the calls of 32 side by side."""
+    LAYOUT: gl.constexpr = _quad_layout()
+    line = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)).to(gl.int64) * len_k
+    quads = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(1, LAYOUT)), 1).to(gl.int64)
+    word, _half = _halves_of(gl.zeros([16, 16], gl.int32, LAYOUT))
+    limit = word.to(gl.uint32) + threshold.to(gl.uint32)
+    sixteen = 16 * len_k.to(gl.int64)
+    first += 4 * sixteen
+    for _turn in range(4 // AT_ONCE):
+        for part in gl.static_range(AT_ONCE):
+            at = first - (part + 1) * sixteen
+            counter = gl.expand_dims((at + line) >> 2, 0) + quads
+            word = _decided(word << 4, counter, seed, limit)
+        first -= AT_ONCE * sixteen
+    return word
+
+
+@gluon.jit
+def decided_words(
+    dropout, batch, head, heads, row, key, len_q, len_k, BLOCK_M: gl.constexpr,
+    AT_ONCE: gl.constexpr,
+):  # fmt: skip
+    """`kept_words` with fewer instructions, where four keys take the numbers of one call."""
+    seed, offset, threshold, _scale = dropout
+    line = (batch.to(gl.int64) * heads + head) * len_q + row
+    first = offset + line * len_k + key
+    words = _decided_words(first, len_k, seed, threshold, AT_ONCE)
+    if BLOCK_M == 128:
+        first += 64 * len_k.to(gl.int64)
+        more = _decided_words(first, len_k, seed, threshold, AT_ONCE)
+        return gl.join(words, more).permute((0, 1, 3, 2))
+    else:
+        return words.reshape([4, 2, 1, 16])

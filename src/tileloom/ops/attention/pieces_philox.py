@@ -40,14 +40,20 @@ def philox_words(counter, seed):
 
     `counter` is int64, of any shape, its low 62 bits count; `seed` is an int64 number.
     """
+    low = (counter & _LOW_32).to(tl.uint32)
+    high = ((counter >> 32) & 0x3FFFFFFF).to(tl.uint32)
+    return philox_rounds(low, high, seed)
+
+
+@triton.jit
+def philox_rounds(low, high, seed):
+    """`philox_words` of counters that come as two 32-bit words, the upper two bits of `high` 0."""
     A: tl.constexpr = 0xD2511F53
     B: tl.constexpr = 0xCD9E8D57
     KEY_A: tl.constexpr = 0x9E3779B9
     KEY_B: tl.constexpr = 0xBB67AE85
     key_a = (seed & _LOW_32).to(tl.uint32)
     key_b = ((seed >> 32) & _LOW_32).to(tl.uint32)
-    low = (counter & _LOW_32).to(tl.uint32)
-    high = ((counter >> 32) & 0x3FFFFFFF).to(tl.uint32)
     # The first round: words 2 and 3 of the counter are 0.
     high_a, c3 = _halves(low, A)
     c0 = high ^ key_a
