@@ -72,6 +72,39 @@ def test_value_instructions(text, a, b, expected):
     assert lanes.registers["d"].view(np.uint32).tolist() == expected.tolist()
 
 
+def f64(*values):
+    return np.array(values, np.float64).view(np.uint64)
+
+
+_TINY, _ULP, _MOST = 2.0**-60, 2.0**-52, float(np.finfo(np.float64).max)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("rn", (1, -1, 1, np.inf, 0.0)),
+        ("rz", (1, -1, 1 - _ULP / 2, _MOST, 0.0)),
+        ("rm", (1, -1 - _ULP, 1 - _ULP / 2, _MOST, -0.0)),
+        ("rp", (1 + _ULP, -1, 1, np.inf, 0.0)),
+    ],
+)
+def test_fused_doubles_round_once_as_they_are_told(mode, expected):
+    a, b = f64(1, -1, 1, 1e308, 1), f64(1, 1, 1, 10, 1)
+    c = f64(_TINY, -_TINY, -_TINY, 0, -1)
+    lanes = play(f"fma.{mode}.f64 d, a, b, c;", 5, a=a, b=b, c=c)
+    assert lanes.registers["d"].tolist() == f64(*expected).tolist()
+
+
+def test_fused_doubles_keep_what_a_product_alone_would_lose():
+    x = f64(1 + 2.0**-30, np.inf, np.nan, -0.0)
+    c = f64(-1 - 2.0**-29, -1, 1, -0.0)
+    lanes = play("fma.rn.f64 d, a, b, c;", a=x, b=f64(1 + 2.0**-30, 1, 1, 1), c=c)
+    found = lanes.registers["d"].view(np.float64)
+    assert found[:2].tolist() == [_TINY, np.inf]
+    assert np.isnan(found[2])
+    assert found[3:].view(np.uint64).tolist() == f64(-0.0).tolist()
+
+
 def test_predicates_select_lanes():
     lanes = play(
         ".reg .pred p, q; setp.lt.s32 p|q, a, 0; @p mov.u32 d, 1; @!p mov.u32 d, 2;"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -224,9 +226,45 @@ def _wide(kind: str) -> str:
     return f"{kind[0]}{2 * width(kind)}"
 
 
+def _fused(x: float, y: float, z: float, mode: str) -> float:
+    """Give x * y + z of finite doubles with one rounding: "rn", "rz", "rm" or "rp"."""
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    if exact == 0:  # of which sign, only floats know; x * y is exact then
+        signs = {math.copysign(1, x * y), math.copysign(1, z)}
+        return -0.0 if signs == {-1} or (mode == "rm" and -1 in signs) else 0.0
+    try:
+        near = float(exact)
+    except OverflowError:
+        near = math.inf if exact > 0 else -math.inf
+    over = near == math.inf or (near != -math.inf and Fraction(near) > exact)
+    under = near == -math.inf or (near != math.inf and Fraction(near) < exact)
+    if over and (mode == "rm" or (mode == "rz" and exact > 0)):
+        return math.nextafter(near, -math.inf)
+    if under and (mode == "rp" or (mode == "rz" and exact < 0)):
+        return math.nextafter(near, math.inf)
+    return near
+
+
+def _fused_doubles(lanes: Lanes, i: Instruction) -> None:
+    """Play `fma.f64`, which rounds once: numpy would round twice."""
+    target, *sources = i.operands
+    mode = next((p for p in i.parts if p in ("rn", "rz", "rm", "rp")), "rn")
+    given = [np.broadcast_to(lanes.read(source, "f64"), lanes.count) for source in sources]
+    with np.errstate(all="ignore"):
+        value = np.array(given[0] * given[1] + given[2])
+    finite = np.isfinite(given[0]) & np.isfinite(given[1]) & np.isfinite(given[2])
+    for n in np.flatnonzero(finite):
+        x, y, z = (float(v[n]) for v in given)
+        value[n] = _fused(x, y, z, mode)
+    lanes.put(target, value, "f64")
+
+
 def _multiply(lanes: Lanes, i: Instruction) -> None:
     target, a, b, *rest = i.operands
     kind = i.type
+    if i.parts[0] == "fma" and kind == "f64":
+        _fused_doubles(lanes, i)
+        return
     x, y = lanes.read(a, kind), lanes.read(b, kind)
     if x.dtype.kind == "f":
         double = np.float64 if x.dtype == np.float32 and rest else x.dtype
