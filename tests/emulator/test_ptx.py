@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from tileloom import emulator
-from tileloom.emulator import ptx
+from tileloom.emulator import ptx, ptx_values
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.lower_ptx import unknown_ptx
 
@@ -103,6 +103,20 @@ def test_fused_doubles_keep_what_a_product_alone_would_lose():
     assert found[:2].tolist() == [_TINY, np.inf]
     assert np.isnan(found[2])
     assert found[3:].view(np.uint64).tolist() == f64(-0.0).tolist()
+
+
+@pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
+def test_fused_doubles_are_what_fractions_say(mode):
+    """Sums that cancel, ties, and what Philox multiplies: each as exact numbers round."""
+    draw, n = np.random.default_rng(3), 400
+    wild = [draw.standard_normal(n) * 2.0 ** draw.integers(-40, 40, n) for _ in range(3)]
+    near = -(wild[0] * wild[1]) * (1 + draw.integers(-3, 4, n) * _ULP)
+    ties = [draw.integers(-9, 9, n) * scale for scale in (1.0, _ULP / 2, 1.0)]
+    words = 2.0**84 + draw.integers(0, 2**32, n) * 2.0**32, np.full(n, 0.75 + 2.0**-32)
+    for a, b, c in (wild, (*wild[:2], near), ties, (*words, np.full(n, 2.0**82 - 2.0**52))):
+        lanes = play(f"fma.{mode}.f64 d, a, b, c;", n, a=f64(*a), b=f64(*b), c=f64(*c))
+        right = [ptx_values._fused(*map(float, given), mode) for given in zip(a, b, c, strict=True)]
+        assert lanes.registers["d"].tolist() == f64(*right).tolist()
 
 
 def test_predicates_select_lanes():

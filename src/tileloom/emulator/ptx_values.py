@@ -245,17 +245,44 @@ def _fused(x: float, y: float, z: float, mode: str) -> float:
     return near
 
 
+def _sum_and_rest(a: Any, b: Any) -> tuple[Any, Any]:
+    """Give a + b rounded, and exactly what that lost."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
+
+
+def _product_and_rest(a: Any, b: Any) -> tuple[Any, Any]:
+    """Give a * b rounded, and exactly what that lost, by halves of 26 bits."""
+    product = a * b
+    a_high, b_high = (x * 134217729.0 - (x * 134217729.0 - x) for x in (a, b))
+    a_low, b_low = a - a_high, b - b_high
+    rest = a_high * b_high - product
+    return product, ((rest + a_high * b_low) + a_low * b_high) + a_low * b_low
+
+
 def _fused_doubles(lanes: Lanes, i: Instruction) -> None:
     """Play `fma.f64`, which rounds once: numpy would round twice."""
     target, *sources = i.operands
     mode = next((p for p in i.parts if p in ("rn", "rz", "rm", "rp")), "rn")
-    given = [np.broadcast_to(lanes.read(source, "f64"), lanes.count) for source in sources]
+    x, y, z = (np.broadcast_to(lanes.read(source, "f64"), lanes.count) for source in sources)
     with np.errstate(all="ignore"):
-        value = np.array(given[0] * given[1] + given[2])
-    finite = np.isfinite(given[0]) & np.isfinite(given[1]) & np.isfinite(given[2])
-    for n in np.flatnonzero(finite):
-        x, y, z = (float(v[n]) for v in given)
-        value[n] = _fused(x, y, z, mode)
+        product, lost = _product_and_rest(x, y)
+        total, left = _sum_and_rest(product, z)
+        rest, fine = _sum_and_rest(left, lost)
+        value, rest = _sum_and_rest(total, rest)  # and `fine`, which is less than any rest but 0
+        rest = np.where(rest == 0, fine, rest)
+        up = {"rz": value < 0, "rp": True}.get(mode, False) & (rest > 0)
+        down = {"rz": value > 0, "rm": True}.get(mode, False) & (rest < 0)
+        step = np.spacing(np.abs(value))
+        tame = [(np.abs(v) > 1e-130) & (np.abs(v) < 1e130) for v in (x, y, z, value)]
+        sure = np.logical_and.reduce(tame) & (2 * np.abs(rest) < 0.99 * step)
+        value = np.where(up, np.nextafter(value, np.inf), value)
+        value = np.where(down, np.nextafter(value, -np.inf), value)
+        plain = np.array(x * y + z)
+    for n in np.flatnonzero(~sure):
+        given = float(x[n]), float(y[n]), float(z[n])
+        value[n] = _fused(*given, mode) if all(map(math.isfinite, given)) else plain[n]
     lanes.put(target, value, "f64")
 
 
