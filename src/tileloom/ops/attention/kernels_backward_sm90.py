@@ -11,6 +11,7 @@ from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
     is_wide_kernel,
     tile_width,
+    widest_of_dropper,
 )
 
 
@@ -26,7 +27,7 @@ class _Form:
     mask: int = 0
     dbias: int = 0
     is_packed: bool = False
-    dropout: int = 0
+    dropout: bool = False
     is_ordered: bool = False
     is_shared: bool = False
 
@@ -43,9 +44,9 @@ _FORMS: Mapping[str, _Form] = {
     "window-lengths": _Form(lengths=True, left=True, right=True),
     "packed": _Form(is_packed=True),
     "packed-causal": _Form(right=True, is_packed=True),
-    "dropout": _Form(dropout=2),
-    "packed-dropout": _Form(is_packed=True, dropout=1),
-    "causal-bias-dropout": _Form(right=True, bias=2, dbias=2, dropout=2),
+    "dropout": _Form(dropout=True),
+    "packed-dropout": _Form(is_packed=True, dropout=True),
+    "causal-bias-dropout": _Form(right=True, bias=2, dbias=2, dropout=True),
     "bias": _Form(bias=2, dbias=2),
     "causal-bias-of-keys": _Form(right=True, bias=1, dbias=1),
     "causal-mask": _Form(right=True, mask=2, is_shared=True),
@@ -150,7 +151,7 @@ def _main(
         signature["dq_desc"] = f"tensordesc<fp32[{rows * width // 256}, 128],{{layout}}>"
         layouts["dq_desc"] = _flat_arguments(2)
     sizes = [_BYTES[own.bias_dtype]] * (own.bias == 2) + [1] * (own.mask == 2)
-    count, slots = config.score_tiles(*dims, sizes, drops=own.dropout > 0)
+    count, slots = config.score_tiles(*dims, sizes, drops=own.dropout)
     assert count == len(sizes)
     scores = {
         "bias": (own.bias, own.bias_dtype),
@@ -176,7 +177,7 @@ def _main(
         "MASK": own.mask,
         "DBIAS": own.dbias,
         "SCORE_STAGES": slots,
-        "DROPOUT": min(own.dropout, 1) if is_wide else own.dropout,
+        "DROPOUT": _dropout_mode(own, max(dims)),
         "SHARED": own.is_shared,
         "seed_at": None,  # seed and offset come as numbers
         "offset_at": None,
@@ -206,6 +207,13 @@ def _main(
         spill_reason=reason,
     )
     return _narrow(spec) if widest <= 64 and kind == "64" else spec
+
+
+def _dropout_mode(own: _Form, widest: int) -> int:
+    """`dropout_mode` of a length that is a multiple of 4."""
+    if not own.dropout:
+        return 0
+    return 2 if not own.is_packed and widest <= widest_of_dropper(own.bias + own.mask > 0) else 1
 
 
 def _shape_of(dims: tuple[int, int]) -> str:
