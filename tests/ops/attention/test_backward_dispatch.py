@@ -19,7 +19,8 @@ from tileloom.ops.attention.config_backward import (
     decode_backward,
     triton_backward_rule,
 )
-from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig, dropout_mode
+from tileloom.ops.attention.problem import Packed
 from tileloom.target import CPU, H100, SMEM_BYTES, Target
 
 A100 = Target("cuda", (8, 0), 108, SMEM_BYTES[8, 0], "NVIDIA A100-SXM4-80GB")
@@ -53,6 +54,26 @@ def test_the_first_backend_that_can_runs(target, fields, backend):
     choice = choose_backward(problem(**fields), target)
     assert (choice.op, choice.backend, choice.source) == ("attention_bwd", backend, "rule")
     assert all(choice.refused.values())
+
+
+_DROPOUT = {"dropout_p": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({}, 0),
+        (_DROPOUT, 2),
+        (_DROPOUT | {"len_k": 62}, 1),
+        (_DROPOUT | {"packed": Packed(64, 64)}, 1),
+        (_DROPOUT | {"has_bias": True}, 2),
+        (_DROPOUT | {"head_dim_v": 128}, 2),
+        (_DROPOUT | {"head_dim_v": 128, "has_mask": True}, 1),
+        (_DROPOUT | {"head_dim": 136}, 1),
+    ],
+)
+def test_a_warpgroup_of_its_own_decides_about_dropout_where_it_was_faster(changes, mode):
+    assert dropout_mode(replace(problem(), **changes)) == mode
 
 
 @pytest.mark.parametrize("target", [A100, H100, B200], ids=lambda target: target.arch)
