@@ -23,6 +23,7 @@ from tileloom.ops.gemm.config import (
     SWAP_TILES,
     TILES,
     GluonSm90Config,
+    MatvecConfig,
     TritonConfig,
 )
 from tileloom.testing import poisoned_memory
@@ -52,8 +53,8 @@ def run_hopper(case: MatmulCase, config: GluonSm90Config):
     check(out, a, b, options)
 
 
-def run_portable(case: MatmulCase, config: TritonConfig):
-    """One product by the portable kernel."""
+def run_portable(case: MatmulCase, config: TritonConfig | MatvecConfig):
+    """One product by a portable kernel."""
     a, b, options = case.inputs()
     with poisoned_memory():
         out = matmul(a, b, config=config, **options)

@@ -26,6 +26,7 @@ from tileloom.ops.gemm.config import (
     SWAP_TILES,
     TILES,
     GluonSm90Config,
+    MatvecConfig,
     ReferenceConfig,
     TritonConfig,
     decode,
@@ -194,6 +195,7 @@ def test_the_imaginary_part_of_a_conjugate(on_the_emulator):
 
 
 @pytest.mark.parametrize("config", [ReferenceConfig(), TritonConfig(32, 64, 32, 4, 1, 2),
+                                    MatvecConfig(2, 512, 1),
                                     GluonSm90Config(64, 128, 4, 2, "dynamic", 3, 128),
                                     GluonSm90Config(64, 16, swap_ab=True)])  # fmt: skip
 def test_a_config_survives_its_text(config):

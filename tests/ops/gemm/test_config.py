@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import GluonSm90Config, decode, gluon_rule
+from tileloom.ops.gemm.config import GluonSm90Config, MatvecConfig, choose, decode, gluon_rule
+from tileloom.ops.gemm.config_matvec import matvec_rule
 from tileloom.ops.gemm.launch_gluon_sm90 import params_of
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import Target
@@ -44,14 +45,31 @@ def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
         ((1024, 1024, 1024), "64,128,0,8,static,1,64,False"),
         ((2048, 2048, 2048), "128,256,0,8,static,1,64,False"),
         ((3072, 3072, 3072), "192,128,0,8,static,1,64,False"),
-        ((8192, 8192, 8192), "128,256,0,16,dynamic,1,64,False"),
-        ((4096, 28672, 4096), "128,256,0,16,dynamic,1,64,False"),
+        ((8192, 8192, 8192), "128,256,0,12,dynamic,1,64,False"),
+        ((4096, 28672, 4096), "128,256,0,12,dynamic,1,64,False"),
+        ((4096, 8192, 8192), "128,256,0,12,dynamic,1,64,False"),
         ((4096, 57344, 8192), "128,256,0,8,dynamic,1,64,True"),
     ],
     ids=str,
 )
 def test_the_rule_is_what_was_measured(sizes, config):
     assert gluon_rule(_problem(*sizes), 132) == decode(f"gluon_sm90:{config}")
+
+
+def test_a_tile_is_stored_under_the_next_one_where_that_was_measured():
+    def is_early(k=4096, config=None, **more):
+        dealt = config or GluonSm90Config(scheduler="dynamic")
+        return dealt.stores_early(_problem(4096, 4096, k, **more))
+
+    assert is_early()
+    assert is_early(8192)
+    assert not is_early(14336)
+    assert not is_early(config=GluonSm90Config())
+    assert not is_early(config=GluonSm90Config(128, 320, scheduler="dynamic"))
+    assert not is_early(bias_dtype=BF16)
+    assert not is_early(activation="relu")
+    assert not is_early(residual=Layout((0, 4096, 1), True), residual_dtype=BF16)
+    assert not is_early(out_dtype=FP32)
 
 
 def test_tiles_that_a_counter_deals_go_in_groups_of_rows():
@@ -114,3 +132,40 @@ def test_tiles_of_two_accumulators_say_what_they_cannot():
     for problem, splits in ((_problem(512, 1024, 1024, chunks=2), 1), (by_rows, 2)):
         reasons = GluonSm90Config(128, 320, splits=splits).reasons_against(problem, H100)
         assert reasons == (text + "nor chunks",)
+
+
+def test_the_kernel_for_one_row_says_what_it_cannot():
+    def reasons(m=1, n=1024, k=1024, config=None, **more):
+        return (config or MatvecConfig()).reasons_against(_problem(m, n, k, **more), H100)
+
+    assert reasons() == reasons(k=1023, n=7) == reasons(b_flips=False, k=1) == ()
+    assert reasons(2) == ("M is 2, not 1",)
+    assert reasons(k=0) == ("K is 0",)
+    assert reasons(chunks=1) == ("it waits for no chunk",)
+    assert reasons(b_flips=False) == ("b has a stride of 1024 elements along K, not 1",)
+    assert reasons(config=MatvecConfig(16)) == ("a thread has 256 sums, more than 96",)
+    assert reasons(out_dtype=torch.float64) == (
+        "out_dtype torch.float64 is not float16, bfloat16 or float32",
+    )
+    assert reasons(config=MatvecConfig(3, 32, 64)) == (
+        "block_n is 3, not a power of two in 1..64",
+        "block_k is 32, not a power of two in 64..8192",
+        "num_warps is 64, not a power of two in 1..16",
+    )
+    assert reasons(n=2**31 - 1)[0] == f"N is {2**31 - 1}, more than {2**31 - 8193}"
+
+
+def test_one_row_goes_without_tensor_cores_where_that_was_measured():
+    def chosen(m=1, n=4096, k=4096, target=H100, **more):
+        return choose(_problem(m, n, k, **more), target).config.encode().partition(",static")[0]
+
+    assert chosen() == chosen(k=28672) == "matvec:4,2048,4"
+    assert chosen(k=5120) == "matvec:4,1024,2"
+    assert chosen(k=4099) == chosen(n=4099, k=11) == "matvec:2,1024,2"
+    for rest in (chosen(2), chosen(k=11008), chosen(b_flips=False)):
+        assert rest == "gluon_sm90:64,16,0,8"
+    assert chosen(target=Target("cuda", (8, 0), 108, 163 * 1024, "A100")).startswith("triton")
+    for n, k in itertools.product((1, 8, 4099, 57344), (1, 8, 523, 5120, 28672)):
+        problem = _problem(1, n, k, bias_dtype=BF16)
+        config = matvec_rule(problem, H100)
+        assert config is None or config.reasons_against(problem, H100) == ()

@@ -10,7 +10,7 @@ from tests.ops.gemm.emulated import SCHEDULES, SMS, small
 
 from tileloom import emulator, errors
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
-from tileloom.ops.gemm.config import TritonConfig
+from tileloom.ops.gemm.config import MatvecConfig, TritonConfig
 
 LEVELS = ("ttgir", "machine")
 PORTABLE = TritonConfig(32, 32, 32, 4)
@@ -48,6 +48,39 @@ def test_the_portable_kernel(name):
     with emulator.run(level="machine", sms=SMS) as run:
         emulated.run_portable(emulated.FORMS[name], PORTABLE)
     assert run.launches
+    assert _reports(run) == []
+
+
+ONE_ROW = {
+    "plain": (MatmulCase(1, 264, 520), MatvecConfig(4, 256, 2)),
+    "whole pieces": (MatmulCase(1, 37, 512, has_bias=True), MatvecConfig(4, 128, 1)),
+    "fused": (
+        MatmulCase(1, 37, 520, has_bias=True, has_residual=True, activation="gelu"),
+        MatvecConfig(2, 256, 2),
+    ),
+    "odd": (MatmulCase(1, 37, 523, out_dtype=torch.float32), MatvecConfig(2, 128, 1)),
+    "float32": (MatmulCase(1, 40, 136, dtype=torch.float32), MatvecConfig(1)),
+    "batches": (MatmulCase(1, 37, 136, l=3, activation="silu"), MatvecConfig(4, 64, 2)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_one_row_without_tensor_cores(name):
+    case, config = ONE_ROW[name]
+    with emulator.run(level="machine", sms=SMS) as run:
+        emulated.run_portable(case, config)
+    assert run.launches
+    assert _reports(run) == []
+
+
+def test_one_row_of_any_strides():
+    """One b for all batches, gaps between its columns, inputs and an output with gaps too."""
+    a, b = torch.randn(3, 1, 80)[:, :, ::2], torch.randn(50, 72)[:41, :40].mT
+    residual, out = torch.randn(41, 1, 3).permute(2, 1, 0), torch.empty(41, 1, 3).permute(2, 1, 0)
+    with emulator.run(level="machine", sms=SMS) as run:
+        expanded = b.expand(3, -1, -1)
+        matmul(a, expanded, residual=residual, out=out, config=MatvecConfig(2, 64, 1))
+    emulated.check(out, a, b, {"residual": residual})
     assert _reports(run) == []
 
 

@@ -22,6 +22,7 @@ from tileloom.ops.gemm.config import (
     SWAP_TILES,
     TILES,
     GluonSm90Config,
+    MatvecConfig,
     TritonConfig,
 )
 from tileloom.testing import poisoned_memory
@@ -80,12 +81,14 @@ def test_every_tile_and_transpose(tile, flips):
         GluonSm90Config(64, 64, splits=4),
         GluonSm90Config(128, 128, scheduler="dynamic"),
         GluonSm90Config(64, 64, swap_ab=True),
+        MatvecConfig(2, 512, 1),
     ],
     ids=str,
 )
 def test_products_that_follow_each_other_wait_for_each_other(config):
     """A block begins while the kernel ahead still ends: of ours and of PyTorch."""
-    a, b, _ = MatmulCase(512, 512, 512).inputs("cuda")
+    rows = 1 if isinstance(config, MatvecConfig) else 512
+    a, b, _ = MatmulCase(rows, 512, 512).inputs("cuda")
     b.div_(22.0)
     right = [a]
     for step in range(60):
@@ -113,7 +116,7 @@ def test_epilogues(tile, activation):
     "case",
     [
         MatmulCase(1, 8, 8),
-        MatmulCase(1, 6144, 4096),
+        MatmulCase(1, 6144, 11008),
         MatmulCase(17, 4096, 4096, dtype=FP16),
         MatmulCase(129, 4096, 72, l=3),
         MatmulCase(2048, 2048, 2048),
@@ -127,6 +130,11 @@ def test_epilogues(tile, activation):
 )
 def test_the_rules_choice(case):
     assert _judged(case) == "gluon_sm90"
+
+
+@pytest.mark.parametrize("sizes", [(6144, 4096), (5120, 5120), (1037, 523)])
+def test_the_rules_choice_for_one_row(sizes):
+    assert _judged(MatmulCase(1, *sizes, has_residual=True)) == "matvec"
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16, FP32])
@@ -220,10 +228,25 @@ def test_few_rows_with_the_operands_exchanged(tile, m, flips):
     assert _judged(plain, GluonSm90Config(*tile, swap_ab=True)) == "gluon_sm90"
 
 
-def test_a_counter_deals_the_tiles():
-    assert (
-        _judged(MatmulCase(1000, 2056, 264), GluonSm90Config(scheduler="dynamic")) == "gluon_sm90"
-    )
+@pytest.mark.parametrize("m", [1000, 4000])
+@pytest.mark.parametrize("flips", list(itertools.product([False, True], repeat=2)), ids=str)
+def test_a_counter_deals_the_tiles(m, flips):
+    """Without activation and residual a tile is stored while the next one begins."""
+    case = MatmulCase(m, 8200, 264, a_flips=flips[0], b_flips=flips[1], has_bias=m == 4000)
+    for swap_ab in (False, True):
+        config = GluonSm90Config(scheduler="dynamic", swap_ab=swap_ab)
+        assert _judged(case, config) == "gluon_sm90"
+
+
+@pytest.mark.parametrize("n", [4096, 1037])
+@pytest.mark.parametrize("k", [4096, 5120, 1000, 523])
+@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
+def test_one_row_without_tensor_cores(n, k, dtype):
+    case = MatmulCase(1, n, k, dtype=dtype, has_bias=True, has_residual=True, activation="gelu")
+    for config in (MatvecConfig(), MatvecConfig(4, 1024, 2), MatvecConfig(2, 1024, 2)):
+        assert _judged(case, config) == "matvec"
+    assert _judged(MatmulCase(1, n, k, l=3, dtype=dtype), MatvecConfig(1, 2048, 8)) == "matvec"
+    assert _judged(MatmulCase(1, n, k, dtype=dtype, out_dtype=FP32), MatvecConfig()) == "matvec"
 
 
 @pytest.mark.parametrize("config", [None, GluonSm90Config(64, 128, splits=4)], ids=str)

@@ -46,8 +46,9 @@ def matmul(
             It may be `residual` itself, and must share no element with a, b or bias; columns
             beside theirs in one matrix it may be.
         out_dtype: float16, bfloat16, float32 or float64; default: that of out, else a's.
-        config: Forces a backend: a `ReferenceConfig`, `TritonConfig` or `GluonSm90Config` of
-            `tileloom.ops.gemm.config`. Default: the fastest that takes the problem.
+        config: Forces a backend: a `ReferenceConfig`, `TritonConfig`, `MatvecConfig` or
+            `GluonSm90Config` of `tileloom.ops.gemm.config`. Default: the fastest that takes the
+            problem.
         unknown: Any other keyword is refused with the nearest option.
 
     Returns:

@@ -15,6 +15,7 @@ from tileloom.errors import ConfigError, check_fields, shown_value
 from tileloom.launch.layout import Layout, tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
+from tileloom.ops.gemm.config_matvec import MatvecConfig, matvec_rule
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.scheduling.params import TABLE_INTS
 from tileloom.target import Target
@@ -191,6 +192,17 @@ class GluonSm90Config:
         free = _SMEM_BYTES - self.smem_bytes(problem, 0)
         return min(8, free // self._stage_bytes())
 
+    def stores_early(self, problem: MatmulProblem) -> bool:
+        """Whether the next tile is begun before one is stored: see `pieces_early_sm90.py`.
+
+        By what was measured: faster where several waves have few steps of k each. It needs the
+        registers of 16-bit outputs that nothing else is done to.
+        """
+        is_plain = problem.bias_dtype is None and not problem.activation
+        is_simple = is_plain and problem.residual is None and not self.tail
+        is_short = problem.out_dtype.itemsize == 2 and problem.k <= 8192
+        return self.scheduler == "dynamic" and is_simple and is_short
+
     def reasons_against(self, problem: MatmulProblem, target: Target) -> tuple[str, ...]:
         """Return why this config cannot run the problem on the target; empty if it can."""
         why = _op.hopper_reasons(target)
@@ -263,7 +275,7 @@ class GluonSm90Config:
         return why
 
 
-MatmulConfig = ReferenceConfig | TritonConfig | GluonSm90Config
+MatmulConfig = ReferenceConfig | TritonConfig | MatvecConfig | GluonSm90Config
 TILES = (
     (128, 256), (256, 128), (192, 128), (128, 128), (64, 256), (64, 128), (128, 64), (64, 64),
     (64, 32), (128, 320), (64, 80), (64, 48),
@@ -273,7 +285,7 @@ SWAP_TILES = (
     (64, 32), (64, 16),
 )  # fmt: skip
 """Columns of B and rows of A in a tile with `swap_ab`."""
-BACKENDS = ("gluon_sm90", "triton", "reference")
+BACKENDS = ("gluon_sm90", "matvec", "triton", "reference")
 
 
 def _size_reasons(
@@ -326,6 +338,8 @@ def decode(text: str) -> MatmulConfig | None:
     parts = rest.split(",")
     if backend == "triton":
         return TritonConfig(*(int(part) for part in parts))
+    if backend == "matvec":
+        return MatvecConfig(*(int(part) for part in parts))
     if backend == "gluon_sm90":
         defaults = GluonSm90Config().encode().partition(":")[2].split(",")
         parts += defaults[len(parts) :]
@@ -354,9 +368,9 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     * Otherwise the tile whose waves take the least time, by what it reaches of the card's speed.
       Up to 1,024 rows also with the operands exchanged and no groups, by turns: faster there.
     * Above, from 4 waves of 128 x 256 on, a counter deals the tiles: dealt by turns, blocks drift
-      apart and no longer read the same rows at about the same time. Groups of 16 rows of tiles
-      make a square of the 132 that run together; where C is wide and k deep the operands are
-      exchanged.
+      apart and no longer read the same rows at about the same time. Groups of 12 rows of tiles
+      make about a square of the 132 that run together; where C is wide and k deep the operands
+      are exchanged.
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
         return _few_rows(problem, sms)
@@ -372,9 +386,9 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     is_short = problem.m <= _MIDDLE_ROWS or _waves(problem, sms, best) < _MANY_WAVES
     if problem.chunks or not is_wide or is_short:
         return best
-    if problem.n > problem.m and problem.k >= _DEEP:
+    if problem.n > 2 * problem.m and problem.k >= _DEEP:
         return replace(best, scheduler="dynamic", swap_ab=True)
-    return replace(best, scheduler="dynamic", swizzle_size=16)
+    return replace(best, scheduler="dynamic", swizzle_size=12)
 
 
 _FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES, _DEEP = 64, 1024, 4, 8192
@@ -462,4 +476,7 @@ def choose(problem: MatmulProblem, target: Target, config: MatmulConfig | None =
     if target.kind != "cpu":
         hopper, portable = gluon_rule(problem, target.sms), triton_rule(problem, target)
         candidates = (hopper, portable, ReferenceConfig())
+        one_row = matvec_rule(problem, target)
+        if one_row is not None:
+            candidates = (one_row, *candidates)
     return _op.choose("matmul", problem, target, config, candidates)

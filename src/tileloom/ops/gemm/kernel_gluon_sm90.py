@@ -8,7 +8,8 @@ for tiles of 64 rows, along N. One wgmma is kept in flight, and the slot before 
     ring:   [ A0 B0 ][ A1 B1 ] ... [ A(STAGES-1) B(STAGES-1) ]         filled along k, 64 a step
     C:      accumulator -> slices of 128 bytes a row in shared memory -> TMA store
 
-The epilogue overlaps the next tile's loads: the producer never waits for a store. TMA fills what
+The epilogue overlaps the next tile's loads: the producer never waits for a store. With
+EARLY it also overlaps the next tile's first step (`pieces_early_sm90.py`). TMA fills what
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
 waits for all chunks that have rows in it.
 
@@ -40,14 +41,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 
-from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.memory import globaltimer, load_acquire, store_release
 from tileloom.ops.gemm.pieces_activation import activate_gluon
+from tileloom.ops.gemm.pieces_early_sm90 import consumer_early
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
     gather_parts,
     k_range,
@@ -56,12 +55,12 @@ from tileloom.ops.gemm.pieces_gluon_sm90 import (
     load_b,
     load_bias,
     load_residual,
-    matrix,
     padded,
     stack,
     step_on,
     store_tile,
 )
+from tileloom.ops.gemm.pieces_multiply_sm90 import multiply, zeros
 from tileloom.scheduling.device import (
     AsyncInputScheduler,
     DynamicPersistentScheduler,
@@ -145,55 +144,7 @@ def _producer(
 
 
 @gluon.jit
-def _multiply(
-    a_smem, b_smem, tail_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr,
-    WM: gl.constexpr, WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, TAIL: gl.constexpr,
-):  # fmt: skip
-    """A warpgroup's part of a tile; its slots are handed back one step late.
-
-    Its last TAIL columns are an accumulator of their own; without any the first is given twice.
-    """
-    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
-    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
-    STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
-    FRONT: gl.constexpr = WN - TAIL
-    acc = gl.zeros(
-        [WM, FRONT], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, FRONT, 16])
-    )
-    if TAIL > 0:
-        tail = gl.zeros(
-            [WM, TAIL], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
-        )
-    before = 0
-    for step in range(k_steps):
-        mbarrier.wait(full.index(stage), phase)
-        a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
-        b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
-        if TAIL > 0:
-            acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
-            b = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
-            tail = warpgroup_mma(a, b, tail, use_acc=step != 0, is_async=True)
-            acc, tail = warpgroup_mma_wait(2, deps=(acc, tail))
-        else:
-            acc = warpgroup_mma(a, b, acc, use_acc=step != 0, is_async=True)
-            acc = warpgroup_mma_wait(1, deps=(acc,))
-        if step != 0:
-            arrive_each_thread(empty.index(before))
-        before = stage
-        stage, phase = step_on(stage, phase, STAGES)
-    if TAIL > 0:
-        acc, tail = warpgroup_mma_wait(0, deps=(acc, tail))
-        arrive_each_thread(empty.index(before))
-        return acc, tail, stage, phase
-    else:
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        arrive_each_thread(empty.index(before))
-        return acc, acc, stage, phase
-
-
-@gluon.jit
-def _consumer(
+def _consumer_late(
     WG: gl.constexpr, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials, counters,
     a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n, k_steps, WM: gl.constexpr,
     WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
@@ -220,9 +171,10 @@ def _consumer(
         if HAS_RESIDUAL and SPLITS == 1:
             load_residual(residual_desc, c_smem, residual_full, batch, row, col, WG, BUFFERS,
                           SWAP_AB)  # fmt: skip
-        acc, tail, stage, phase = _multiply(
-            a_smem, b_smem, tail_smem, full, empty, steps, stage, phase, WG, WM, WN, A_TRANSPOSED,
-            B_TRANSPOSED, SPLIT_N, CONSUMERS, TAIL,
+        acc, tail, _before, stage, phase = multiply(
+            zeros(WM, WN - TAIL), zeros(WM, TAIL if TAIL > 0 else WN), a_smem, b_smem, tail_smem,
+            full, empty, steps, stage, phase, WG, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
+            TAIL, False,
         )  # fmt: skip
         if HAS_BIAS:
             bias_smem.store(bias)
@@ -260,6 +212,29 @@ def _consumer(
     tma.store_wait(0)
 
 
+@gluon.jit
+def _consumer(
+    WG: gl.constexpr, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials, counters,
+    a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n, k_steps, WM: gl.constexpr,
+    WN: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLITS: gl.constexpr, SWAP_AB: gl.constexpr, TAIL: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        consumer_early(
+            WG, scheduler, out_desc, a_smem, b_smem, c_smem, full, empty, k_steps, WM, WN,
+            A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, SWAP_AB,
+        )  # fmt: skip
+    else:
+        _consumer_late(
+            WG, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials, counters, a_smem,
+            b_smem, tail_smem, c_smem, full, empty, residual_full, n, k_steps, WM, WN, A_TRANSPOSED,
+            B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC,
+            SPLITS, SWAP_AB, TAIL,
+        )  # fmt: skip
+
+
 # Sizes stay run-time data, 1 and multiples of 16 as well: another shape compiles nothing.
 SIZES = (
     "epoch", "timeout_us", "m", "n", "k_steps", "tiles_n", "total", "rows", "chunks", "pivot",
@@ -275,7 +250,7 @@ def matmul_kernel(
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
     DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
-    SWAP_AB: gl.constexpr, TAIL: gl.constexpr,
+    SWAP_AB: gl.constexpr, TAIL: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     SPLIT_N: gl.constexpr = BLOCK_M == 64
     CONSUMERS: gl.constexpr = 3 if BLOCK_M == 192 else 2
@@ -346,11 +321,13 @@ def matmul_kernel(
             (_consumer, (0, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
-                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
+                         EARLY)),
             (_consumer, (1, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
-                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
+                         EARLY)),
             (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
                          empty, status, counter, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
                          B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
@@ -360,15 +337,18 @@ def matmul_kernel(
             (_consumer, (0, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
-                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
+                         EARLY)),
             (_consumer, (1, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
-                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
+                         EARLY)),
             (_consumer, (2, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
-                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL)),
+                         ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
+                         EARLY)),
             (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
                          empty, status, counter, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
                          B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),

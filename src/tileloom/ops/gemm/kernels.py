@@ -16,6 +16,7 @@ from tileloom.ops.gemm.config import (
     TritonConfig,
     triton_rule,
 )
+from tileloom.ops.gemm.config_matvec import MatvecConfig, overlaps
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import SMEM_BYTES, Target
 
@@ -32,7 +33,7 @@ _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 def shipped() -> tuple[KernelSpec, ...]:
     """Return a spec for every tile of both kernels that a rule can give, in different forms."""
-    return (*_triton_specs(), *_gluon_specs())
+    return (*_triton_specs(), *_matvec_specs(), *_gluon_specs())
 
 
 def _problem(*, a_flips: bool, b_flips: bool) -> MatmulProblem:
@@ -118,6 +119,58 @@ def _triton_spec(
     )
 
 
+def _matvec_specs() -> tuple[KernelSpec, ...]:
+    linear = replace(_problem(a_flips=False, b_flips=True), m=1)
+    odd = Layout((0, 4099, 1), True)
+    ragged = replace(linear, k=4099, a=odd, b=Layout((0, 1, 4099), True), n=4099, out=odd)
+    hopper, earlier = (Target("cuda", c, 1, SMEM_BYTES[c], "any") for c in ((9, 0), (8, 0)))
+    wide = {"dtype": torch.float32, "out_dtype": torch.float32}
+    half, small = MatvecConfig(4, 1024, 2), MatvecConfig(2, 1024, 2)
+    forms = {
+        "linear": (linear, MatvecConfig()),
+        "fused": (_fused(linear), MatvecConfig()),
+        "half": (linear, half),
+        "short": (replace(linear, k=1000), small),
+        "ragged": (ragged, small),
+        "ragged-fused": (_fused(ragged), small),
+        "fp32": (replace(linear, **wide), half),
+    }
+    specs = [_matvec_spec(form, *given, (hopper,)) for form, given in forms.items()]
+    return (*specs, _matvec_spec("before-hopper", linear, MatvecConfig(), (earlier,)))
+
+
+def _matvec_spec(
+    form: str, problem: MatmulProblem, config: MatvecConfig, targets: tuple[Target, ...]
+) -> KernelSpec:
+    from tileloom.ops.gemm import kernel_triton_matvec as kernel
+    from tileloom.ops.gemm.launch_triton_matvec import arguments
+
+    dtype = _SHORT[problem.dtype]
+    pointers = ("a_ptr", "b_ptr", "bias_ptr", "residual_ptr", "out_ptr")
+    _, constexprs = arguments(problem, config, targets[0])
+    if problem.bias_dtype is None:
+        constexprs["bias_ptr"] = None
+    if problem.residual is None:
+        constexprs["residual_ptr"] = None
+    signature = {
+        **dict.fromkeys(pointers, f"*{dtype}"),
+        **dict.fromkeys(kernel.INT32_ARGUMENTS, "i32"),
+        **dict.fromkeys(kernel.INT64_ARGUMENTS, "i64"),
+        **dict.fromkeys(constexprs, "constexpr"),
+    }
+    return KernelSpec(
+        name=f"matmul_matvec[{form}-{config.block_n}x{config.block_k}-w{config.num_warps}]",
+        function="tileloom.ops.gemm.kernel_triton_matvec:matvec_kernel",
+        gluon=False,
+        signature=signature,
+        constexprs=constexprs,
+        archs=tuple(target.arch for target in targets),
+        num_warps=config.num_warps,
+        aligned=tuple(n for n, kind in signature.items() if kind.startswith("*")),
+        options={"launch_pdl": True} if overlaps(targets[0]) else {},
+    )
+
+
 def _gluon_specs() -> tuple[KernelSpec, ...]:
     linear = _problem(a_flips=False, b_flips=True)
     fused = _fused(linear)
@@ -136,7 +189,8 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
     dealt = replace(wide, scheduler="dynamic")
-    specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=16)))
+    specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=12)))
+    specs.append(_gluon_spec("dynamic-fused", fused, replace(dealt, swizzle_size=12)))
     specs.append(_gluon_spec("swap-dynamic", linear, replace(dealt, swap_ab=True)))
     rows = replace(linear, m=16), replace(fused, m=16)
     for tile in SWAP_TILES:

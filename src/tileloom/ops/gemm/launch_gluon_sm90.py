@@ -96,6 +96,7 @@ def constants(
         "SPLITS": config.splits,
         "SWAP_AB": config.swap_ab,
         "TAIL": config.tail,
+        "EARLY": config.stores_early(problem),
     }
 
 

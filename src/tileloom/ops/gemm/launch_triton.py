@@ -16,7 +16,7 @@ _SIZE_UNIT = 16
 Strides = tuple[int, ...]
 
 
-def _in_units(layout: Layout, sizes: Sequence[int], itemsize: int) -> tuple[int, Strides]:
+def in_units(layout: Layout, sizes: Sequence[int], itemsize: int) -> tuple[int, Strides]:
     """Unit and strides of `[l, rows, columns]` as the kernel takes them; see its docstring."""
     batch, row, column = strides = [s if n > 1 else 0 for s, n in zip(layout.strides, sizes)]
     if column == 1 or sizes[2] == 1:
@@ -35,12 +35,12 @@ def arguments(
 ) -> tuple[tuple[int, ...], dict[str, object]]:
     """The kernel's numbers, from `m` on, and its compile-time parameters for a problem."""
     p = problem
-    a_unit, a = _in_units(p.a, (p.l, p.m, p.k), p.dtype.itemsize)
-    b_unit, b = _in_units(p.b, (p.l, p.k, p.n), p.dtype.itemsize)
-    o_unit, out = _in_units(p.out, (p.l, p.m, p.n), p.out_dtype.itemsize)
+    a_unit, a = in_units(p.a, (p.l, p.m, p.k), p.dtype.itemsize)
+    b_unit, b = in_units(p.b, (p.l, p.k, p.n), p.dtype.itemsize)
+    o_unit, out = in_units(p.out, (p.l, p.m, p.n), p.out_dtype.itemsize)
     r_unit, residual = 0, (0, 0, 0)
     if p.residual is not None and p.residual_dtype is not None:
-        r_unit, residual = _in_units(p.residual, (p.l, p.m, p.n), p.residual_dtype.itemsize)
+        r_unit, residual = in_units(p.residual, (p.l, p.m, p.n), p.residual_dtype.itemsize)
     # What is read in vectors ends at one as well: the compiler must know it from the size.
     is_along = {
         "M_UNIT": min(a_unit, r_unit, o_unit) < -1,

@@ -13,7 +13,7 @@ from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, new_cuda, plan_key
 from tileloom.ops.gemm import checks
-from tileloom.ops.gemm.config import GluonSm90Config, TritonConfig, choose, decode
+from tileloom.ops.gemm.config import GluonSm90Config, MatvecConfig, TritonConfig, choose, decode
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
 from tileloom.target import Target, target_of
@@ -201,6 +201,11 @@ def _bind(
             from tileloom.ops.gemm import launch_triton
 
             return launch_triton.bind_matmul(problem, config, *tensors)
+
+        if isinstance(config, MatvecConfig):
+            from tileloom.ops.gemm import launch_triton_matvec
+
+            return launch_triton_matvec.bind_matmul(problem, config, *tensors)
 
     def launch(
         a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor

@@ -1,0 +1,78 @@
+"""The Hopper GEMM's steps along k: one wgmma in flight, the slot before it handed back."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tileloom.device.barriers import arrive_each_thread
+from tileloom.ops.gemm.pieces_gluon_sm90 import matrix, step_on
+
+
+@gluon.jit
+def zeros(M: gl.constexpr, N: gl.constexpr):
+    """An accumulator of a warpgroup."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    return gl.zeros([M, N], gl.float32, layout)
+
+
+@gluon.jit
+def begin(
+    acc, a_smem, b_smem, stage, WG: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
+):  # fmt: skip
+    """Issue a tile's first step into the registers of `acc`, whatever they hold."""
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
+    a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
+    b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
+    acc = warpgroup_mma(a, b, acc, use_acc=False, is_async=True)
+    return warpgroup_mma_wait(1, deps=(acc,))  # waits for nothing: only this one is under way
+
+
+@gluon.jit
+def multiply(
+    acc, tail, a_smem, b_smem, tail_smem, full, empty, k_steps, stage, phase, WG: gl.constexpr,
+    A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr,
+    CONSUMERS: gl.constexpr, TAIL: gl.constexpr, BEGUN: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup's part of a tile; its slots are handed back one step late.
+
+    With BEGUN the first step is under way in `acc`. The last TAIL columns are an accumulator of
+    their own, `tail`; without any it is not used. Also returns the slot of the last step.
+    """
+    A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
+    B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
+    STAGES: gl.constexpr = a_smem.type.shape[0] // A_PARTS
+    before = 0
+    if BEGUN:
+        before = stage
+        stage, phase = step_on(stage, phase, STAGES)
+    for step in range(1 if BEGUN else 0, k_steps):
+        mbarrier.wait(full.index(stage), phase)
+        a = matrix(a_smem.index(stage * A_PARTS + (0 if SPLIT_N else WG)), A_TRANSPOSED)
+        b = matrix(b_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
+        adds = True if BEGUN else step != 0
+        if TAIL > 0:
+            acc = warpgroup_mma(a, b, acc, use_acc=adds, is_async=True)
+            b = matrix(tail_smem.index(stage * B_PARTS + (WG if SPLIT_N else 0)), B_TRANSPOSED)
+            tail = warpgroup_mma(a, b, tail, use_acc=adds, is_async=True)
+            acc, tail = warpgroup_mma_wait(2, deps=(acc, tail))
+        else:
+            acc = warpgroup_mma(a, b, acc, use_acc=adds, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(acc,))
+        if adds:
+            arrive_each_thread(empty.index(before))
+        before = stage
+        stage, phase = step_on(stage, phase, STAGES)
+    if TAIL > 0:
+        acc, tail = warpgroup_mma_wait(0, deps=(acc, tail))
+    else:
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+    arrive_each_thread(empty.index(before))
+    return acc, tail, before, stage, phase
