@@ -25,6 +25,8 @@ Those of the forward rest on counts in the SASS of its main loop; the backward's
 A bias: 1.5 to make it float32, and one multiply-add. Dropout: a quarter of a Philox call, whose 19
 wide products take, each with its xors and sums, as long as 4.1 multiply-adds (two H200s on
 2026-11-28: 4.10 and 4.23; `scripts/time_philox.py`), and 3 that make a decision of it and apply it.
+The kernels' present Philox has fewer and other products and comes to the same: see
+docs/benchmarks.md.
 """
 _LANES = 128
 

@@ -11,7 +11,9 @@ from tileloom.ops.attention.pieces_philox import (
     keep_quad,
     keep_tile,
     philox_state,
+    philox_words,
 )
+from tileloom.ops.attention.pieces_philox_sm90 import high_word, words_in_rows
 
 
 @triton.jit(do_not_specialize=("seed", "offset", "threshold", "len_q", "len_k", "heads"))
@@ -72,3 +74,26 @@ def in_transposed_accumulator(
     i = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     j = gl.arange(0, N, gl.SliceLayout(0, LAYOUT))
     gl.store(out + (i[:, None] * N + j[None, :]), kept)
+
+
+@triton.jit(do_not_specialize=("first", "high", "seed"))
+def both_words(
+    quick, plain, first: tl.int64, high: tl.int64, seed: tl.int64, N: tl.constexpr,
+    DOUBLES: tl.constexpr,
+):  # fmt: skip
+    """Write the words of N counters from `2^32 * high + first` on, `[4, N]`, by either way."""
+    at = tl.arange(0, N)
+    low = first + at
+    words = words_in_rows(low.to(tl.uint32), high.to(tl.uint32), seed, DOUBLES)
+    whole = philox_words((high << 32) + low, seed)
+    for n in tl.static_range(4):
+        tl.store(quick + n * N + at, words[n].to(tl.int32, bitcast=True))
+        tl.store(plain + n * N + at, whole[n].to(tl.int32, bitcast=True))
+
+
+@triton.jit(do_not_specialize=("first", "count"))
+def high_words(out, turned, first: tl.int64, count: tl.int64):
+    """Write what `high_word` gives."""
+    high, turns = high_word(first, count)
+    tl.store(out, high.to(tl.int64))
+    tl.store(turned, turns.to(tl.int64))

@@ -244,7 +244,7 @@ def test_biases_and_masks_are_right(case):
 def test_dropout_is_the_generators_to_the_bit(size, dim):
     config = GluonSm90BackwardConfig(64, 2)
     torch.cuda.init()  # before it there are no generators
-    for offset in (0, 2**33 + 4):
+    for offset in (0, 2**33 + 4, 2**34 - 4 * 4096):  # in the last the low word turns over
         torch.manual_seed(3)
         torch.cuda.default_generators[torch.cuda.current_device()].set_offset(offset)
         right = dropout_mask(0.3, seed=3, offset=offset, size=size, device="cuda")

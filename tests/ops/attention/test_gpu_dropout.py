@@ -237,7 +237,7 @@ def test_a8_both_directions_have_the_mask_beyond_2_to_the_32_scores(backend):
     assert torch.equal(dv[0, 0, :, :16].mT != 0, right)
 
 
-@pytest.mark.parametrize("offset", [2**33, 2**40 + 4])
+@pytest.mark.parametrize("offset", [2**33, 2**40 + 4, 2**34 - 20_000])
 def test_offsets_beyond_32_bits(offset):
     size = (1, 2, 130, 140)
     torch.manual_seed(12)

@@ -78,6 +78,40 @@ def test_the_threshold_says_what_the_uniform_says(p):
         assert (uniform > numpy.float32(p)) == (word >= least) or word < 0
 
 
+@pytest.mark.parametrize("doubles", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("high", "first"), [(0, 0), (0x3FFFFFFF, 2**32 - 256), (77, 2**31 - 100)])
+def test_hoppers_words_are_the_hosts(seed, high, first, doubles):
+    """Upper halves of products by the FP64 unit, and rounds that are one for all."""
+    quick, plain = (torch.zeros(4, 256, dtype=torch.int32) for _ in range(2))
+    with emulator.run(arch="sm_90a") as run:
+        seed = (seed + 2**63) % 2**64 - 2**63
+        philox_kernels.both_words[(1,)](quick, plain, first, high, seed, N=256, DOUBLES=doubles)
+    assert [r.text() for r in run.reports if r.severity != "info"] == []
+    counter = (torch.arange(first, first + 256), *(torch.tensor([n]) for n in (high, 0, 0)))
+    key = tuple(torch.tensor([word]) for word in (seed % 2**32, seed % 2**64 >> 32))
+    right = torch.stack([word.expand(256) for word in philox_4x32(counter, key)])
+    assert torch.equal(quick.long() % 2**32, right)
+    assert torch.equal(plain, quick)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "high", "turns"),
+    [
+        (0, 2**34 - 1, 0, False),
+        (2**34 - 4, 3, 0, False),
+        (2**34 - 4, 4, 0, True),
+        (-4, 4, 0x3FFFFFFF, True),
+        (2**63 - 8, 7, 2**29 - 1, False),
+    ],
+)
+def test_where_the_high_word_turns(first, count, high, turns):
+    found = torch.zeros(2, dtype=torch.int64)
+    with emulator.run():
+        philox_kernels.high_words[(1,)](found[:1], found[1:], first, count)
+    assert found.tolist() == [high, int(turns)]
+
+
 def _on_device(seed, offset, size, row, column, *, keys_first, by_pointer):
     """The block `[16, 32]` at row, column of every head."""
     batch, heads, len_q, len_k = size

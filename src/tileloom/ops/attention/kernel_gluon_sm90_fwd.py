@@ -67,7 +67,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
-from tileloom.ops.attention.pieces_dropout_sm90 import drop, first_of_rows, kept_bits
+from tileloom.ops.attention.pieces_dropout_sm90 import drop, kept_bits, numbers_of_rows
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
     clear_hidden,
@@ -86,7 +86,7 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     turn_begin,
     turn_end,
 )
-from tileloom.ops.attention.pieces_philox import crosses_quads, philox_state
+from tileloom.ops.attention.pieces_philox import philox_state
 from tileloom.ops.attention.pieces_rings_sm90 import (
     allocate_barriers,
     allocate_rings,
@@ -293,11 +293,10 @@ def _consumer(
         dropped = ()
         if DROPOUT:
             seed, offset, threshold, _keep_scale = dropout
-            first = first_of_rows(offset, batch, head, heads_q, row, len_q, len_k)
-            crosses = crosses_quads(offset | end, len_k)
-            dropped = (first, crosses, seed, threshold)
+            numbers = numbers_of_rows(offset, batch, head, heads_q, row, len_q, len_k, end)
+            dropped = (numbers, seed, threshold)
             col = column_of(0, blocks, end, BLOCK_N, BAND)
-            bits = kept_bits(first, col, crosses, seed, threshold, BLOCK_N)
+            bits = kept_bits(numbers, col, seed, threshold, BLOCK_N)
         if STORE_TMA:
             if count > 0:  # the last tile's O has left its Q buffer, while Q K^T runs
                 tma.store_wait(0)

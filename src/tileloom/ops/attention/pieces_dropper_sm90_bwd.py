@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from tileloom.device.barriers import arrive_each_thread
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import following
-from tileloom.ops.attention.pieces_gluon_sm90_dropout import decided_words, kept_words, scores_of
+from tileloom.ops.attention.pieces_gluon_sm90_dropout import decided_words, scores_of
 
 
 @gluon.jit
@@ -55,8 +55,6 @@ def dropper(
     """Decide for both consumers, step by step."""
     words, full, empty = handed
     SLOTS: gl.constexpr = words.type.shape[0] // 2
-    offset = dropout[1]
-    crosses = ((offset | len_k | key) & 3) != 0
     steps = (stop - start) // BLOCK_M * group
     row = start
     head = kv_head * group
@@ -64,15 +62,10 @@ def dropper(
     for j in range(steps):
         slot, phase = slot_of(j, SLOTS)
         for w in range(2):
-            if crosses:
-                bits = kept_words(
-                    dropout, batch, head, heads_q, row - shift, key + 64 * w, len_q, len_k, BLOCK_M
-                )  # fmt: skip
-            else:
-                bits = decided_words(
-                    dropout, batch, head, heads_q, row - shift, key + 64 * w, len_q, len_k, BLOCK_M,
-                    AT_ONCE,
-                )  # fmt: skip
+            bits = decided_words(
+                dropout, batch, head, heads_q, row - shift, key + 64 * w, len_q, len_k, BLOCK_M,
+                AT_ONCE,
+            )  # fmt: skip
             mbarrier.wait(empty.index(2 * slot + w), phase ^ 1)
             words.index(2 * slot + w).store(bits.reshape([2 * BLOCK_M]))
             mbarrier.arrive(full.index(2 * slot + w), count=1)

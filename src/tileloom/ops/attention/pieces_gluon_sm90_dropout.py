@@ -12,10 +12,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from tileloom.ops.attention.pieces_philox import keep_quad, philox_rounds
-
-# The halves of 64 bits: as LLVM would take them, products of the first rounds get 64 bits wide.
-_SPLIT = gl.constexpr("mov.b64 {$0, $1}, $2;")
+from tileloom.ops.attention.pieces_philox import crosses_quads, keep_quad
+from tileloom.ops.attention.pieces_philox_sm90 import high_word, words_in_rows
 
 
 @gluon.constexpr_function
@@ -145,12 +143,9 @@ def _halves_of(x):
 
 
 @gluon.jit
-def _decided(word, counter, seed, limit):
+def _decided(word, low, high, seed, limit):
     """Put the decisions on 64 keys and 16 queries into bits 0 to 3 and 16 to 19 of words."""
-    c0, c1 = gl.inline_asm_elementwise(
-        _SPLIT, "=r,=r,l", [counter], (gl.uint32, gl.uint32), True, 1
-    )  # fmt: skip
-    w0, w1, w2, w3 = philox_rounds(c0, c1 & 0x3FFFFFFF, seed)
+    w0, w1, w2, w3 = words_in_rows(low, high, seed, False)
     a0, b0 = _halves_of(w0)
     a1, b1 = _halves_of(w1)
     a2, b2 = _halves_of(w2)
@@ -163,21 +158,20 @@ def _decided(word, counter, seed, limit):
 
 
 @gluon.jit
-def _decided_words(first, len_k, seed, threshold, AT_ONCE: gl.constexpr):
+def _decided_words(low, quarter, high, seed, threshold, AT_ONCE: gl.constexpr):
     """Words of 64 keys and 64 queries; 16 queries, or the calls of 32 side by side."""
     LAYOUT: gl.constexpr = _quad_layout()
-    line = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)).to(gl.int64) * len_k
-    quads = gl.expand_dims(gl.arange(0, 16, gl.SliceLayout(1, LAYOUT)), 1).to(gl.int64)
+    lines = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT)).to(gl.uint32) * quarter
+    quads = gl.arange(0, 16, gl.SliceLayout(1, LAYOUT)).to(gl.uint32)
+    counters = gl.expand_dims(lines, 0) + gl.expand_dims(quads, 1)
     word, _half = _halves_of(gl.zeros([16, 16], gl.int32, LAYOUT))
     limit = word.to(gl.uint32) + threshold.to(gl.uint32)
-    sixteen = 16 * len_k.to(gl.int64)
-    first += 4 * sixteen
+    low += 64 * quarter
     for _turn in range(4 // AT_ONCE):
         for part in gl.static_range(AT_ONCE):
-            at = first - (part + 1) * sixteen
-            counter = gl.expand_dims((at + line) >> 2, 0) + quads
-            word = _decided(word << 4, counter, seed, limit)
-        first -= AT_ONCE * sixteen
+            at = low - (16 * part + 16) * quarter
+            word = _decided(word << 4, counters + at, high, seed, limit)
+        low -= 16 * AT_ONCE * quarter
     return word
 
 
@@ -186,14 +180,19 @@ def decided_words(
     dropout, batch, head, heads, row, key, len_q, len_k, BLOCK_M: gl.constexpr,
     AT_ONCE: gl.constexpr,
 ):  # fmt: skip
-    """`kept_words` with fewer instructions, where four keys take the numbers of one call."""
+    """`kept_words` in fewer cycles where the tile allows it."""
     seed, offset, threshold, _scale = dropout
     line = (batch.to(gl.int64) * heads + head) * len_q + row
     first = offset + line * len_k + key
-    words = _decided_words(first, len_k, seed, threshold, AT_ONCE)
-    if BLOCK_M == 128:
-        first += 64 * len_k.to(gl.int64)
-        more = _decided_words(first, len_k, seed, threshold, AT_ONCE)
-        return gl.join(words, more).permute((0, 1, 3, 2))
+    high, turns = high_word(first, BLOCK_M * len_k.to(gl.int64) + 64)
+    if crosses_quads(offset | key, len_k) | turns:
+        words = kept_words(dropout, batch, head, heads, row, key, len_q, len_k, BLOCK_M)
     else:
-        return words.reshape([4, 2, 1, 16])
+        low, quarter = (first >> 2).to(gl.uint32), (len_k >> 2).to(gl.uint32)
+        words = _decided_words(low, quarter, high, seed, threshold, AT_ONCE)
+        if BLOCK_M == 128:
+            more = _decided_words(low + 64 * quarter, quarter, high, seed, threshold, AT_ONCE)
+            words = gl.join(words, more).permute((0, 1, 3, 2))
+        else:
+            words = words.reshape([4, 2, 1, 16])
+    return words

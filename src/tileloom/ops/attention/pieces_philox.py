@@ -28,7 +28,22 @@ _LOW_32 = tl.constexpr(0xFFFFFFFF)
 
 
 @triton.jit
-def _halves(word, factor):
+def split_keys(seed):
+    """Give the two words of the key of the first round."""
+    return (seed & _LOW_32).to(tl.uint32), ((seed >> 32) & _LOW_32).to(tl.uint32)
+
+
+@triton.jit
+def next_keys(key_a, key_b):
+    """Give the key of the next round."""
+    KEY_A: tl.constexpr = 0x9E3779B9
+    KEY_B: tl.constexpr = 0xBB67AE85
+    key_a = tl.add(key_a, KEY_A, sanitize_overflow=False)
+    return key_a, tl.add(key_b, KEY_B, sanitize_overflow=False)
+
+
+@triton.jit
+def whole_product(word, factor):
     """Multiply 32 bits by 32: the upper and the lower half of the product, by one instruction."""
     product = word.to(tl.uint64) * factor
     return (product >> 32).to(tl.uint32), product.to(tl.uint32)
@@ -40,30 +55,20 @@ def philox_words(counter, seed):
 
     `counter` is int64, of any shape, its low 62 bits count; `seed` is an int64 number.
     """
-    low = (counter & _LOW_32).to(tl.uint32)
-    high = ((counter >> 32) & 0x3FFFFFFF).to(tl.uint32)
-    return philox_rounds(low, high, seed)
-
-
-@triton.jit
-def philox_rounds(low, high, seed):
-    """`philox_words` of counters that come as two 32-bit words, the upper two bits of `high` 0."""
     A: tl.constexpr = 0xD2511F53
     B: tl.constexpr = 0xCD9E8D57
-    KEY_A: tl.constexpr = 0x9E3779B9
-    KEY_B: tl.constexpr = 0xBB67AE85
-    key_a = (seed & _LOW_32).to(tl.uint32)
-    key_b = ((seed >> 32) & _LOW_32).to(tl.uint32)
+    key_a, key_b = split_keys(seed)
+    low = (counter & _LOW_32).to(tl.uint32)
+    high = ((counter >> 32) & 0x3FFFFFFF).to(tl.uint32)
     # The first round: words 2 and 3 of the counter are 0.
-    high_a, c3 = _halves(low, A)
+    high_a, c3 = whole_product(low, A)
     c0 = high ^ key_a
     c1 = low ^ low
     c2 = high_a ^ key_b
     for _ in tl.static_range(9):
-        key_a = tl.add(key_a, KEY_A, sanitize_overflow=False)
-        key_b = tl.add(key_b, KEY_B, sanitize_overflow=False)
-        high_a, low_a = _halves(c0, A)
-        high_b, low_b = _halves(c2, B)
+        key_a, key_b = next_keys(key_a, key_b)
+        high_a, low_a = whole_product(c0, A)
+        high_b, low_b = whole_product(c2, B)
         c0 = high_b ^ c1 ^ key_a
         c2 = high_a ^ c3 ^ key_b
         c1 = low_b
@@ -93,14 +98,13 @@ def crosses_quads(offset, len_k):
 
 
 @triton.jit
-def keep_quad(counter, lane, crosses, seed, threshold):
-    """Decide on four neighbouring scores: return four bool tensors.
+def quad_words(counter, lane, crosses, seed):
+    """Give the words of four neighbouring scores.
 
     Those of indices `4 * counter + lane` and the next three; `counter` is an int64 tensor, `lane`
     broadcasts to it. `crosses` is that of `crosses_quads`, or a constexpr False where it is known:
-    then `lane` is 0 and not looked at. `threshold` is an int64 number of 32 bits.
+    then `lane` is 0 and not looked at.
     """
-    limit = threshold.to(tl.uint32)
     w0, w1, w2, w3 = philox_words(counter, seed)
     if crosses:
         x0, x1, x2, _x3 = philox_words(counter + 1, seed)
@@ -116,6 +120,17 @@ def keep_quad(counter, lane, crosses, seed, threshold):
         w1 = tl.where(by_two, w3, w1)
         w2 = tl.where(by_two, x0, w2)
         w3 = tl.where(by_two, x1, w3)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def keep_quad(counter, lane, crosses, seed, threshold):
+    """Decide on four neighbouring scores, those of `quad_words`: return four bool tensors.
+
+    `threshold` is an int64 number of 32 bits.
+    """
+    limit = threshold.to(tl.uint32)
+    w0, w1, w2, w3 = quad_words(counter, lane, crosses, seed)
     return w0 >= limit, w1 >= limit, w2 >= limit, w3 >= limit
 
 

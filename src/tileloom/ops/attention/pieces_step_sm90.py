@@ -121,8 +121,8 @@ def step(
     zero = gl.zeros([64, BLOCK_N], gl.float32, S_LAYOUT)
     if DROPOUT:
         # Before the products: while scores are in registers, ptxas runs one Philox after another.
-        first, crosses, seed, threshold = dropout
-        bits = kept_bits(first, col, crosses, seed, threshold, BLOCK_N)
+        rows, seed, threshold = dropout
+        bits = kept_bits(rows, col, seed, threshold, BLOCK_N)
     p = from_pairs(p, q[0].dtype, P_LAYOUT)
     k_slot, k_phase = slot_of(item, SLOTS)
     v_slot, v_phase = slot_of(item - 1, SLOTS)
