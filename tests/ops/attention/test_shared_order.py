@@ -1,5 +1,7 @@
 """Batches that share a bias or mask follow each other; on the emulator, forward and backward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.ops.attention import cases, emulated, emulated_backward
@@ -8,6 +10,7 @@ from tests.ops.attention.cases import BF16, AttentionCase
 from tileloom import emulator
 from tileloom.ops.attention.config import GluonSm90Config
 from tileloom.ops.attention.config_backward_sm90 import GluonSm90BackwardConfig
+from tileloom.ops.attention.launch_gluon_sm90_fwd import section_of
 from tileloom.ops.attention.strides import is_shared
 
 
@@ -49,3 +52,13 @@ def test_only_tensors_with_rows_that_batches_share_count():
     assert not is_shared(problem, None, None)
     assert not is_shared(problem, own, keys)
     assert is_shared(problem, own, shared)
+
+
+@pytest.mark.parametrize(
+    ("batch", "is_causal", "section"),
+    [(4, False, 4), (4, True, 16), (64, False, 16), (2, True, 16)],
+)
+def test_no_more_batches_go_side_by_side_than_the_cache_holds(batch, is_causal, section):
+    problem = cases.problem_of(_inputs(64, is_causal=is_causal, kind="bias"))
+    problem = replace(problem, batch=batch, heads_q=16, len_k=4096, head_dim=128, head_dim_v=128)
+    assert section_of(problem, 2, batch * 16) == section

@@ -175,7 +175,9 @@ def _heads_a_round(
     problem: AttentionProblem, config: GluonSm90BackwardConfig, key_blocks: int, sms: int,
     is_shared: bool,
 ) -> int:  # fmt: skip
-    """How many key heads programs go round: whole batches where those share a bias or mask.
+    """How many key heads programs go round: where batches share a bias or mask, all of a head's.
+
+    Not where the Q and dO of so many do not fit in 32 MiB of L2.
 
     Under a causal mask it makes up for blocks of different lengths: 2 to 3 % at 4k, nothing at 16k
     (H200, 2026-11-28). With few blocks a head the L2 cache holds too many heads at once then: at 1k
@@ -183,7 +185,10 @@ def _heads_a_round(
     """
     is_uneven = problem.band.has_right and not problem.band.has_left and key_blocks >= 32
     heads = max(1, 2 * sms // key_blocks) if config.ordered or is_uneven else 1
-    return max(1, heads // problem.batch) * problem.batch if is_shared else heads
+    q_bytes = 2 * problem.len_q * (problem.head_dim + problem.head_dim_v)
+    if is_shared and problem.batch * q_bytes <= 2**25:
+        return max(1, heads // problem.batch) * problem.batch
+    return heads
 
 
 def _row_arguments(problem: AttentionProblem, offsets: Offsets | None) -> tuple[Any, ...]:

@@ -59,7 +59,7 @@ def bind_attention_fwd(
     tiles = problem.heads_q * problem.blocks_q(config.block_m) // heads
     group = problem.heads_q // problem.heads_kv
     fixed = constants(problem, config, is_shared=is_shared(problem, bias, mask))
-    section = _section(problem, fixed["ORDER"], heads)
+    section = section_of(problem, fixed["ORDER"], heads)
     is_packed = problem.packed is not None
     dropout = dropout_arguments(problem, state)
     is_tma, draws = config.store == "tma", is_dynamic(problem)
@@ -229,14 +229,18 @@ def _band_of(problem: AttentionProblem) -> tuple[int, int]:
     return max(-left_top, shift - left_bottom), min(right_top, right_bottom + shift)
 
 
-def _section(problem: AttentionProblem, order: int, heads: int) -> int:
-    """How many heads go side by side: as many as have their K and V in 32 MiB of L2."""
+def section_of(problem: AttentionProblem, order: int, heads: int) -> int:
+    """How many heads, of all batches, go side by side: as many as have K and V in 32 MiB of L2.
+
+    In order 2 the batches of one head, with a diagonal those of several, if so many fit.
+    """
     kv_bytes = 2 * problem.len_k * (problem.head_dim + problem.head_dim_v)
-    if order == 2:  # the batches of a head, of several heads with a diagonal
-        several = max(1, 2**25 // (kv_bytes * problem.batch)) if problem.band.has_right else 1
-        return min(heads, several * problem.batch)
-    group = problem.heads_q // problem.heads_kv
-    return min(heads, group * max(1, 2**25 // kv_bytes))
+    fits = max(1, 2**25 // kv_bytes)
+    if order == 2 and fits >= problem.batch:
+        whole = fits // problem.batch * problem.batch
+        return min(heads, whole if problem.band.has_right else problem.batch)
+    group = 1 if order == 2 else problem.heads_q // problem.heads_kv
+    return min(heads, group * fits)
 
 
 def is_dynamic(problem: AttentionProblem) -> bool:
