@@ -10,10 +10,10 @@ consumer warpgroups owns 64 keys, and keeps dK and dV in registers. Scores are t
 rows), so that P^T and dS^T are operands of dV and dK straight from registers. Only dS goes through
 shared memory, where both warpgroups read both halves of it for dQ: each computes one half of dQ
 (of the columns with 64 queries, of the rows with 128) and adds it to a float32 buffer by a TMA
-reduction. S^T of the next query block is issued before dQ of this one is drained.
+reduction, while dK's product runs.
 
-The accumulators of S^T and dP^T start at -LSE / scale and -delta, which come with Q and dO: no
-register holds them, and rows that are not there, or see no key, start at -inf, so that P is 0.
+With Q and dO come their statistics: -LSE log2(e), with a bias or mask -LSE / scale, where S^T then
+starts; -delta. Rows that are not there, or see no key, have -inf, so that P is 0.
 
 Packed sequences: blocks of keys and of queries are laid from the right end of each sequence, so
 that TMA loads zeros for what is missing at the front and nothing of a neighbour
@@ -33,7 +33,7 @@ which threads hold dQ, so that no step rearranges it.
 
 Who waits for whom (mbarriers, by phase; counts in brackets):
     kv_full[i]   (1)      producer's TMA -> consumers: K (0) and V (1) are there
-    q_full[s]    (1)      producer's TMA -> consumers: Q and -LSE / scale of slot s are there
+    q_full[s]    (1)      producer's TMA -> consumers: Q and its statistic of slot s are there
     do_full[s]   (1)      the same for dO and -delta
     empty[s]     (256)    every consumer thread -> producer: slot s may be filled again
     dq_full[i]   (1)      consumer i -> producer: its half of dQ may be added; these two only in
