@@ -181,6 +181,7 @@ CASES = {
         for name in (
             "64x128",
             "192x128",
+            "128x320",
             "64x80",
             "fused",
             "fused-64",

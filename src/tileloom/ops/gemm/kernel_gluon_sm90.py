@@ -28,6 +28,7 @@ group of the raster lets them.
 Who waits for whom (mbarriers, by phase; counts in brackets):
     full[s]  (1)            producer's TMA -> consumers: A and B of slot s are there
     empty[s] (128 * CONSUMERS) each consumer thread -> producer: slot s may be filled again
+             (CONSUMERS with a wide tail, where a warpgroup meets and one thread says it)
     residual_full[i]  (1)   a consumer's own TMA -> itself: slice i of its residual is there
     mail_full[i] (1), mail_empty[i] (128 * CONSUMERS): the dynamic scheduler's, see its class
 """
@@ -278,7 +279,7 @@ def matmul_kernel(
     residual_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS * BUFFERS, 1], bars)
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=128 * CONSUMERS)
+        mbarrier.init(empty.index(i), count=CONSUMERS if TAIL >= 64 else 128 * CONSUMERS)
     if HAS_RESIDUAL:
         for i in gl.static_range(CONSUMERS * BUFFERS):
             mbarrier.init(residual_full.index(i), count=1)

