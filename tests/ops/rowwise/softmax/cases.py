@@ -118,6 +118,7 @@ WHOLE = [
     SoftmaxCase("gapped", (7, 33), FP16, "gapped"),
     SoftmaxCase("unaligned", (7, 32), FP16, "unaligned"),
     SoftmaxCase("huge", (4, 50), FP32, input_scale=1e4),
+    SoftmaxCase("held", (3, 16384), BF16, rows=((1, -INF),)),  # the backward holds 16 bits
 ]
 WALKED = [
     SoftmaxCase("walked", (3, 256), BF16, config=WALK),

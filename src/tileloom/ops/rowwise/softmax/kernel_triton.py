@@ -31,6 +31,7 @@ from tileloom.ops.rowwise.pieces_softmax import (
     load_block,
     store_block,
 )
+from tileloom.ops.rowwise.pieces_split import hold
 from tileloom.ops.rowwise.pieces_triton import row_offsets, tile_pointers
 
 INT_ARGUMENTS_FORWARD = (
@@ -131,7 +132,12 @@ def softmax_bwd_kernel(
     GROUPS: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """EVEN as in the forward."""
+    """EVEN as in the forward.
+
+    Rows of 16384 elements of 16 bits wait as such for their sum, in half the registers, so that a
+    multiprocessor has room for two programs.
+    """
+    HOLDS: tl.constexpr = EVEN and BLOCK > 8192 and y.dtype.element_ty.primitive_bitwidth == 16
     UNIT: tl.constexpr = VECTOR if VECTOR > 0 else 1
     n = width * UNIT
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -140,10 +146,14 @@ def softmax_bwd_kernel(
     inside = None if EVEN else seen
     other = None if EVEN else 0.0
     at = tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR)
-    p = tl.load(at, mask=inside, other=other).to(tl.float32)
+    of_p = tl.load(at, mask=inside, other=other)
     at = tile_pointers(dy, rows, columns, size_1, size_2, dy_0, dy_1, dy_2, dy_d, GROUPS, VECTOR)
-    g = tl.load(at, mask=inside, other=other).to(tl.float32)
-    out = p * (g - tl.sum(p * g, 1)[:, None])
+    of_g = tl.load(at, mask=inside, other=other)
+    total = tl.sum(of_p.to(tl.float32) * of_g.to(tl.float32), 1)
+    if HOLDS:
+        of_p = hold(of_p)
+        of_g = hold(of_g)
+    out = of_p.to(tl.float32) * (of_g.to(tl.float32) - total[:, None])
     at = tile_pointers(dx, rows, columns, size_1, size_2, dx_0, dx_1, dx_2, dx_d, GROUPS, VECTOR)
     tl.store(at, out.to(dx.dtype.element_ty), mask=inside)
 

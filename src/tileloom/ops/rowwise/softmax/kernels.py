@@ -39,7 +39,8 @@ def shipped() -> tuple[KernelSpec, ...]:
     """Return a spec for every kernel in the forms that differ most."""
     bf16, fp32 = torch.bfloat16, torch.float32
     specs: list[KernelSpec] = []
-    for width, dtype in ((128, fp32), (4096, bf16), (16384, fp32), (32768, bf16), (2**20, fp32)):
+    sizes = ((128, fp32), (4096, bf16), (16384, fp32), (16384, bf16), (32768, bf16), (2**20, fp32))
+    for width, dtype in sizes:
         specs += _both(f"{width}", torch.empty((4096, width), dtype=dtype, device="meta"))
     specs += _both("131072", torch.empty((512, 131072), dtype=bf16, device="meta"))
     # No vector loads, and a mask of another layout.
