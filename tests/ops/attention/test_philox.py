@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy
 import pytest
 import torch
@@ -11,6 +14,8 @@ from tileloom import emulator
 from tileloom.ops.attention.philox import threshold_of
 from tileloom.ops.attention.reference import philox_4x32
 from tileloom.testing import dropout_mask, dropout_uniforms
+
+sys.path.append(str(Path(__file__).parents[3] / "scripts"))
 
 # Of Random123's kat_vectors: counter, key, result.
 KNOWN = (
@@ -110,6 +115,21 @@ def test_where_the_high_word_turns(first, count, high, turns):
     with emulator.run():
         philox_kernels.high_words[(1,)](found[:1], found[1:], first, count)
     assert found.tolist() == [high, int(turns)]
+
+
+def test_what_the_script_takes_the_time_of_are_the_decisions():
+    """Words of `pieces_dropout_sm90`, of 64 rows and 256 keys, the last block tripled first."""
+    from pieces_decisions import decisions
+
+    seed, out = 2**40 + 77, torch.zeros(2, 64, 4, dtype=torch.int32)
+    with emulator.run(arch="sm_90a"):
+        decisions[(2,)](out, seed, threshold_of(0.1), 256, 2, num_warps=4)
+    kept = dropout_mask(0.1, seed=seed, offset=0, size=(2, 1, 64, 256))
+    kept = kept.view(2, 64, 2, 16, 4, 2).long()  # block, a, q, e
+    a, e = torch.arange(16).view(16, 1, 1), torch.arange(2)
+    words = (kept << (16 * (a % 2) + 2 * (a // 2) + e)).sum((3, 5))
+    right = (words[:, :, 1] * 3 % 2**32) ^ words[:, :, 0]
+    assert torch.equal(out.long() % 2**32, right)
 
 
 def _on_device(seed, offset, size, row, column, *, keys_first, by_pointer):

@@ -44,10 +44,10 @@ def numbers_of_rows(offset, batch, head, heads, row, len_q, len_k, end):
     The index of key 0 of each row, int64 `[64]`; the high word of their counters; and whether these
     differ, or four keys of a block may take numbers of two Philox calls.
     """
-    place = (batch.to(gl.int64), head.to(gl.int64), heads)
+    batch, head = batch.to(gl.int64), head.to(gl.int64)
     i = row + gl.arange(0, 64, gl.SliceLayout(1, _quad_layout(8)))
-    first = first_index(offset, place[0], place[1], place[2], i, len_q, len_k)
-    corner = first_index(offset, place[0], place[1], place[2], row, len_q, len_k)
+    first = first_index(offset, batch, head, heads, i, len_q, len_k)
+    corner = first_index(offset, batch, head, heads, row, len_q, len_k)
     high, turns = high_word(corner, 64 * len_k.to(gl.int64))
     return first, high, crosses_quads(offset | end, len_k) | turns
 
