@@ -123,7 +123,7 @@ def _matvec_specs() -> tuple[KernelSpec, ...]:
     linear = replace(_problem(a_flips=False, b_flips=True), m=1)
     odd = Layout((0, 4099, 1), True)
     ragged = replace(linear, k=4099, a=odd, b=Layout((0, 1, 4099), True), n=4099, out=odd)
-    hopper, earlier = (Target("cuda", c, 1, SMEM_BYTES[c], "any") for c in ((9, 0), (8, 0)))
+    earlier, *later = (Target("cuda", c, 1, room, "any") for c, room in SMEM_BYTES.items())
     wide = {"dtype": torch.float32, "out_dtype": torch.float32}
     half, small = MatvecConfig(4, 1024, 2), MatvecConfig(2, 1024, 2)
     forms = {
@@ -135,12 +135,12 @@ def _matvec_specs() -> tuple[KernelSpec, ...]:
         "ragged-fused": (_fused(ragged), small),
         "fp32": (replace(linear, **wide), half),
     }
-    specs = [_matvec_spec(form, *given, (hopper,)) for form, given in forms.items()]
-    return (*specs, _matvec_spec("before-hopper", linear, MatvecConfig(), (earlier,)))
+    specs = [_matvec_spec(form, *given, later) for form, given in forms.items()]
+    return (*specs, _matvec_spec("before-hopper", linear, MatvecConfig(), [earlier]))
 
 
 def _matvec_spec(
-    form: str, problem: MatmulProblem, config: MatvecConfig, targets: tuple[Target, ...]
+    form: str, problem: MatmulProblem, config: MatvecConfig, targets: list[Target]
 ) -> KernelSpec:
     from tileloom.ops.gemm import kernel_triton_matvec as kernel
     from tileloom.ops.gemm.launch_triton_matvec import arguments
