@@ -35,6 +35,16 @@ def test_the_config_is_the_one_that_the_function_takes(command, config, capsys):
     assert ("operands exchanged" in text) is config.endswith("True")
 
 
+def test_one_row_has_no_schedule(capsys):
+    assert main(["explain", "gemm", "1", "4096", "4096"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        lines[0]
+        == "config     matvec:4,2048,4, by the rule: programs of its own, without a schedule"
+    )
+    assert lines[1].endswith("the Hopper kernel by config= gluon_sm90:64,16,0,8,static,1,128,True")
+
+
 def test_chunks_and_a_picture(capsys, tmp_path):
     path = tmp_path / "plan.svg"
     command = "explain gemm 512 1024 64 --chunks 4 --pivot 1 --sms 8 --arrivals 30,0,60,10"

@@ -52,13 +52,14 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the schedule; 1 if a block waits for a chunk that never comes."""
     from tileloom.ops.gemm.config import GluonSm90Config
-    from tileloom.ops.gemm.schedule import schedule_of
+    from tileloom.ops.gemm.schedule import schedule_of, unscheduled
     from tileloom.report.schedule import picture, summary
     from tileloom.scheduling import StaticPersistentScheduler, simulate
 
     asked = GluonSm90Config(*_tile(args.tile)) if args.tile else None
+    offsets = _offsets(args)
     config, params = schedule_of(
-        args.m, args.n, args.k, args.sms, config=asked, offsets=_offsets(args), pivot=args.pivot
+        args.m, args.n, args.k, args.sms, config=asked, offsets=offsets, pivot=args.pivot
     )
     is_dynamic = args.dynamic or config.scheduler == "dynamic"
     grid = StaticPersistentScheduler.get_grid_shape(params, args.sms)
@@ -73,7 +74,12 @@ def run(args: argparse.Namespace) -> int:
         raise OptionError(f"--svg is {args.svg}; the picture is an SVG. Try: plan.svg.")
     seconds = args.tile_us * 1e-6 if args.tile_us else _seconds_of(params, args.sms)
     played = simulate(params, grid, arrivals=arrivals, tile_seconds=seconds, is_dynamic=is_dynamic)
-    print(f"config     {config.encode()}, {'by --tile' if asked else 'by the rule'}")
+    other = None if asked or offsets else unscheduled(args.m, args.n, args.k)
+    if other:
+        print(f"config     {other.encode()}, by the rule: programs of its own, without a schedule")
+        print(f"           what follows is the Hopper kernel by config= {config.encode()}")
+    else:
+        print(f"config     {config.encode()}, {'by --tile' if asked else 'by the rule'}")
     if config.swap_ab:
         print("           operands exchanged: what follows is the product of C transposed")
     print(summary(params, played, seconds, arrivals))
