@@ -276,7 +276,9 @@ def _fused_doubles(lanes: Lanes, i: Instruction) -> None:
         down = {"rz": value > 0, "rm": True}.get(mode, False) & (rest < 0)
         step = np.spacing(np.abs(value))
         tame = [(np.abs(v) > 1e-130) & (np.abs(v) < 1e130) for v in (x, y, z, value)]
-        sure = np.logical_and.reduce(tame) & (2 * np.abs(rest) < 0.99 * step)
+        sure = np.logical_and.reduce(tame)
+        if mode == "rn":  # halfway, `fine` may decide
+            sure &= 2 * np.abs(rest) < 0.99 * step
         value = np.where(up, np.nextafter(value, np.inf), value)
         value = np.where(down, np.nextafter(value, -np.inf), value)
         plain = np.array(x * y + z)

@@ -33,6 +33,7 @@ pytestmark = [
 
 
 def _generator():
+    torch.cuda.init()  # before it there are no generators
     return torch.cuda.default_generators[torch.cuda.current_device()]
 
 
