@@ -211,9 +211,13 @@ SUBJECTS = (
         },
     ),
     Subject(
-        "Backward of norms through a ring on Hopper",
+        "Norms through rings on Hopper",
         (ROOT / "tests" / "ops" / "rowwise" / "norms" / "emulated.py",),
-        (_SOURCE / "ops" / "rowwise" / "norm" / "kernel_gluon_sm90_bwd.py",),
+        (
+            _SOURCE / "ops" / "rowwise" / "norm" / "kernel_gluon_sm90_bwd.py",
+            _SOURCE / "ops" / "rowwise" / "norm" / "kernel_gluon_sm90_bwd_walk.py",
+            _SOURCE / "ops" / "rowwise" / "norm" / "kernel_gluon_sm90_fwd_walk.py",
+        ),
         sms=2,
         harmless={
             ("thread_barrier()", "removed thread_barrier"): "pieces are copied and read in one "

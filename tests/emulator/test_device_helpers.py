@@ -28,8 +28,11 @@ from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
 from tileloom.device.cluster import (
     cluster_begin,
     cluster_moments,
+    cluster_ring,
+    cluster_send,
     cluster_softmax,
     cluster_sums,
+    cluster_take,
     warp_layout,
 )
 from tileloom.device.compat import thread_barrier, tma_load, tma_store
@@ -238,7 +241,32 @@ def _maxima(x_desc, out_ptr, helper: gl.constexpr):
     gl.store(out_ptr + 32 + warp, total)
 
 
+@gluon.jit
+def _turns(out_ptr, ring, send: gl.constexpr, take: gl.constexpr):
+    value = _warps().to(gl.float32)
+    send(ring, 0, (value,), 8, 4)
+    gl.store(out_ptr + _warps(), take(ring, 0, value, 1, 0, 8, 4)[0])
+
+
+@gluon.jit
+def _rings(x_desc, out_ptr, helper: gl.constexpr):
+    _turns(out_ptr, helper(1, 8, 4), cluster_send, cluster_take)
+
+
+@gluon.jit
+def _sends(x_desc, out_ptr, helper: gl.constexpr):
+    _turns(out_ptr, cluster_ring(1, 8, 4), helper, cluster_take)
+
+
+@gluon.jit
+def _takes(x_desc, out_ptr, helper: gl.constexpr):
+    _turns(out_ptr, cluster_ring(1, 8, 4), cluster_send, helper)
+
+
 CALLS = {
+    "cluster_ring": _rings,
+    "cluster_send": _sends,
+    "cluster_take": _takes,
     "cluster_begin": _begins,
     "cluster_sums": _sums,
     "cluster_moments": _moments,
@@ -270,7 +298,7 @@ CALLS = {
     "tma_reduce_add": _adds,
 }
 # CTAs of a program, where not one.
-CTAS = dict.fromkeys((_begins, _sums, _moments, _maxima), 8)
+CTAS = dict.fromkeys((_begins, _sums, _moments, _maxima, _rings, _sends, _takes), 8)
 
 
 def helpers_of(module):
@@ -341,6 +369,8 @@ def test_helpers_do_what_they_say():
     _, x, _ = launch(tma_store_wait, _stores)
     assert torch.equal(x[16:], torch.ones(16, 32))
     assert launch(cluster_begin, _begins)[2][:32].tolist() == [496.0] * 32
+    for helper, kernel in ((cluster_ring, _rings), (cluster_send, _sends), (cluster_take, _takes)):
+        assert launch(helper, kernel)[2][:32].tolist() == [496.0] * 32
     assert launch(cluster_sums, _sums)[2][:64].tolist() == [496.0] * 32 + [528.0] * 32
     # 0, 1, ... 31 with squares of 1 about each, of two elements each: 32 + 2 * 2728 about 15.5.
     assert launch(cluster_moments, _moments)[2][:64].tolist() == [15.5] * 32 + [5488.0] * 32

@@ -15,8 +15,15 @@ after it has begun itself: measured on an H200 against `barrier.cluster`, softma
 76 us instead of 88. A CTA has received all numbers before it ends, so that nobody writes to one
 that is gone.
 
-CTAS * WARPS is a multiple of 32. A box's first 16 bytes are its mbarrier's. Triton 3.6 and 3.7
-compile no reduction over CTAs.
+A cluster that walks over rows exchanges once a row, and does not wait for what was only just sent:
+
+    ring = cluster_ring(COUNT, CTAS, WARPS)           at the kernel's begin
+    ...
+    cluster_send(ring, turn + 1, (total,), CTAS, WARPS)               each turn
+    (total,) = cluster_take(ring, turn, like, 1, 0, CTAS, WARPS)      what was sent a turn before
+
+CTAS is 2 or more; CTAS * WARPS is a multiple of 32, or 16 in a ring. A box's first 16 bytes are its
+mbarrier's. Triton 3.6 and 3.7 compile no reduction over CTAs.
 Source: PTX ISA 8.x, `mapa`, `st.async`, `mbarrier`; Hopper and later.
 """
 
@@ -105,6 +112,87 @@ def moments_text(count, size, ctas, warps):
     return "\n".join([*lines, "}"])
 
 
+_SLOTS = 4
+"""Boxes of a ring: who writes into one again knows that all warps have read it, see `take_text`."""
+
+
+@gluon.constexpr_function
+def _ring(count, ctas, warps):
+    size = 4 * count * ctas * warps
+    arm = f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0+{{0}}], {size};"
+    return "\n".join((
+        f"{{ // cluster_ring {count} {ctas} {warps}",
+        f".reg .pred p; .reg .b32 t; .shared .align 16 .b8 box[{_SLOTS * (8 + size)}];",
+        "mov.u32 $0, box; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;",
+        *(f"@p mbarrier.init.shared::cta.b64 [$0+{8 * s}], 1;" for s in range(_SLOTS)),
+        *(arm.format(8 * s) for s in range(_SLOTS)),
+        "fence.mbarrier_init.release.cluster; barrier.cluster.arrive.relaxed.aligned;",
+        "barrier.cluster.wait.aligned; }",
+    ))  # fmt: skip
+
+
+@gluon.constexpr_function
+def send_text(count, ctas, warps):
+    """Return the PTX of `cluster_send`: inputs are the ring, the turn and the numbers."""
+    every = 4 * ctas * warps
+    return "\n".join([
+        f"{{ // cluster_send {count} {ctas} {warps}",
+        ".reg .pred p; .reg .b32 a, r, t, q, m, l, s;",
+        f"mov.u32 l, %laneid; setp.lt.u32 p, l, {ctas};",
+        "mov.u32 t, %tid.x; shr.u32 t, t, 5; mov.u32 a, %cluster_ctarank;",
+        f"mad.lo.u32 a, a, {warps}, t; and.b32 s, $2, {_SLOTS - 1}; mad.lo.u32 m, s, 8, $1;",
+        f"mad.lo.u32 r, s, {count * every}, $1; mad.lo.u32 r, a, 4, r;",
+        "@p mapa.shared::cluster.u32 q, r, l; @p mapa.shared::cluster.u32 m, m, l;",
+        *(
+            "@p st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 "
+            f"[q+{8 * _SLOTS + every * k}], ${3 + k}, [m];"
+            for k in range(count)
+        ),
+        "mov.u32 $0, 0; }",
+    ])  # fmt: skip
+
+
+@gluon.constexpr_function
+def take_text(count, size, ctas, warps):
+    """Return the PTX of `cluster_take`; with `size` the numbers are means and squares about them.
+
+    The first thread says at once that the box waits for its next numbers. Nobody writes them
+    before: turn t + 4 is sent after turn t + 2 was taken, whose numbers each warp sent after it
+    had taken turn t.
+    """
+    bytes_ = 4 * count * ctas * warps
+    turns = range(-(-ctas * warps // 32))
+    own = "@o " if ctas * warps < 32 else ""
+    base = 8 * _SLOTS
+    at = lambda kind, n: f"[r+{base + 4 * ctas * warps * kind + 128 * n}];"  # noqa: E731
+    lines = [
+        f"{{ // cluster_take {count} {ctas} {warps} {size}",
+        ".reg .pred p, d, o; .reg .b32 r, t, m, l, s, h; .reg .f32 x, y, z, u, v;",
+        f"and.b32 s, ${count + 1}, {_SLOTS - 1}; mad.lo.u32 m, s, 8, ${count};",
+        f"shr.u32 h, ${count + 1}, 2; and.b32 h, h, 1;",
+        "WAIT: mbarrier.try_wait.parity.shared::cta.b64 d, [m], h; @!d bra.uni WAIT;",
+        "mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;",
+        f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [m], {bytes_};",
+        f"mov.u32 l, %laneid; mad.lo.u32 r, s, {bytes_}, ${count}; mad.lo.u32 r, l, 4, r;",
+        f"setp.lt.u32 o, l, {ctas * warps};",
+    ]
+    for k in range(0, count, 2 if size else 1):
+        lines.append("mov.f32 x, 0f00000000;")
+        lines += [f"{own}ld.shared.f32 u, {at(k, n)} {own}add.f32 x, x, u;" for n in turns]
+        lines += _lanes("add", "x")
+        if not size:
+            lines.append(f"mov.f32 ${k}, x;")
+            continue
+        lines.append(f"mul.f32 z, x, {1 / (ctas * warps)};")
+        lines.append(f"mov.f32 ${k}, z; mov.f32 x, 0f00000000;")
+        for n in turns:
+            lines.append(f"{own}ld.shared.f32 u, {at(k, n)} {own}ld.shared.f32 v, {at(k + 1, n)}")
+            lines.append(f"{own}sub.f32 u, u, z; {own}mul.f32 y, u, {size}.0;")
+            lines.append(f"{own}fma.rn.f32 x, y, u, x; {own}add.f32 x, x, v;")
+        lines += [*_lanes("add", "x"), f"mov.f32 ${k + 1}, x;"]
+    return "\n".join([*lines, "}"])
+
+
 @gluon.constexpr_function
 def softmax_text(ctas, warps):
     """Return the PTX of `cluster_softmax`."""
@@ -124,6 +212,16 @@ def softmax_text(ctas, warps):
 @gluon.constexpr_function
 def _constraints(outputs, inputs):
     return ",".join([*["=&f"] * outputs, "r", *["f"] * inputs])
+
+
+@gluon.constexpr_function
+def _of_send(count):
+    return ",".join(["=r", "r", "r", *["f"] * count])
+
+
+@gluon.constexpr_function
+def _of_take(count):
+    return ",".join([*["=&f"] * count, "r", "r", "f"])
 
 
 @gluon.constexpr_function
@@ -181,3 +279,36 @@ def cluster_softmax(box, peak, total, CTAS: gl.constexpr, WARPS: gl.constexpr):
         softmax_text(CTAS, WARPS), _constraints(2, 2), (box, peak, total),
         dtype=_float32s(2), is_pure=False, pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def cluster_ring(COUNT: gl.constexpr, CTAS: gl.constexpr, WARPS: gl.constexpr):
+    """Boxes for exchanges one after the other, each of COUNT numbers of each warp.
+
+    In turn t (0, 1, 2, ...) a warp sends its numbers, and one turn later, after it has sent those
+    of turn t + 1, takes all warps' of turn t. Every CTA takes as many turns as it has sent: then
+    nobody writes to one that is gone.
+    """
+    return gl.inline_asm_elementwise(_ring(COUNT, CTAS, WARPS), "=r", [], gl.int32, False, 1)
+
+
+@gluon.jit
+def cluster_send(ring, turn, values, CTAS: gl.constexpr, WARPS: gl.constexpr):
+    """Send a tuple of float32 `[CTAS, WARPS]` to every CTA."""
+    COUNT: gl.constexpr = len(values)
+    gl.inline_asm_elementwise(
+        send_text(COUNT, CTAS, WARPS), _of_send(COUNT),
+        (ring, turn) + values, dtype=gl.int32, is_pure=False, pack=1,  # noqa: RUF005
+    )  # fmt: skip
+
+
+@gluon.jit
+def cluster_take(ring, turn, like, COUNT: gl.constexpr, SIZE: gl.constexpr, CTAS: gl.constexpr,
+                 WARPS: gl.constexpr):  # fmt: skip
+    """What all have sent in a turn: sums, or with SIZE joined moments as `cluster_moments`."""
+    found = gl.inline_asm_elementwise(
+        take_text(COUNT, SIZE, CTAS, WARPS), _of_take(COUNT),
+        (ring, turn, like), dtype=_float32s(COUNT) if COUNT > 1 else gl.float32, is_pure=False,
+        pack=1,
+    )  # fmt: skip
+    return found if COUNT > 1 else (found,)

@@ -79,9 +79,10 @@ class Tile:
             the block covers a row: whether programs of their own add up the gradients of weight and
             bias, which read all rows again, in the same launch.
         ring: Norms, backward: whether a program takes whole rows, in pieces of `block` columns that
-            come into a ring of `stages` rows in shared memory.
-        ctas: CTAs of a cluster that share a row, `block` columns each: Hopper, forward of norms and
-            softmax. 1: a program is no cluster.
+            come into a ring of `stages` rows in shared memory. With `ctas`, forward and backward:
+            whether clusters walk over rows, each CTA with a ring of its columns.
+        ctas: CTAs of a cluster that share a row, `block` columns each: Hopper, norms, and forward
+            of softmax. 1: a program is no cluster.
     """
 
     block: int
@@ -208,7 +209,8 @@ def cluster_reasons(name: str, rows: Rows, tile: Tile, target: Target) -> list[s
             f"{name}.ctas times its block are {tile.ctas} x {tile.block} columns, and a row has "
             f"{rows.width} elements"
         )
-    if tile.ctas * tile.num_warps % 32 or tile.block < 32 * tile.num_warps * rows.vector:
+    is_odd = not tile.ring and tile.ctas * tile.num_warps % 32 != 0
+    if is_odd or tile.block < 32 * tile.num_warps * rows.vector:
         why.append(
             f"{name}.ctas takes 32 warps or more with 16 bytes for each thread, and these are "
             f"{tile.ctas} x {tile.num_warps} for {tile.ctas} x {tile.block} columns"

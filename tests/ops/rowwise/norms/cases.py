@@ -27,6 +27,10 @@ SHORT_RING = TritonConfig(backward=Tile(512, 1, 2, 2, 2, ring=True))
 # Rows of 8192 columns that a cluster takes: one, and two of 32 warps each.
 CLUSTER = TritonConfig(forward=Tile(1024, 1, 4, ctas=8))
 CLUSTER_ROWS = TritonConfig(forward=Tile(2048, 2, 8, ctas=4))
+# The same rows, over which clusters of 8 or 2 walk.
+CLUSTER_WALK = TritonConfig(
+    Tile(1024, 1, 4, stages=4, ring=True, ctas=8), Tile(4096, 1, 16, stages=4, ring=True, ctas=2)
+)
 
 FUNCTIONS = {"rms": (rms_norm, rms_norm_reference), "layer": (layer_norm, layer_norm_reference)}
 
@@ -62,6 +66,7 @@ class NormCase:
             SHORT_RING: "-short-ring",
             CLUSTER: "-cluster",
             CLUSTER_ROWS: "-cluster-rows",
+            CLUSTER_WALK: "-cluster-walk",
         }.get(self.config, "") + "-far" * (self.offset != 0)
         return self.case.id + form + ("" if self.vectors is None else "-mixed")
 
@@ -159,6 +164,13 @@ CLUSTERS = [
     NormCase("layer", (3, 8192), FP16, _EVERYTHING, vectors=FP32, config=CLUSTER_ROWS),
     NormCase("layer", (2, 8192), BF16, (), ("gapped", ""), offset=8.0, config=CLUSTER),
     NormCase("rms", (3, 8192), BF16, ("weight", "residual"), config=CLUSTER_ROWS),
+]
+WALKS = [
+    NormCase("rms", (7, 8192), BF16, config=CLUSTER_WALK),
+    NormCase("layer", (5, 8192), FP16, ("weight", "bias"), vectors=FP32, config=CLUSTER_WALK),
+    NormCase("layer", (3, 8192), BF16, (), ("gapped", ""), offset=8.0, config=CLUSTER_WALK),
+    NormCase("rms", (2, 8192), FP16, ("weight",), config=CLUSTER_WALK),
+    NormCase("layer", (4, 8192), BF16, ("bias",), config=CLUSTER_WALK),
 ]
 WHOLE = [
     NormCase("rms", (5, 100)),

@@ -1,4 +1,4 @@
-"""The backward of norms through a ring on the emulator; `CASES` for the mutants of its kernel.
+"""Norms through rings of shared memory on the emulator; `CASES` for the mutants of their kernels.
 
 tileloom check tests/ops/rowwise/norms/emulated.py --sms 2 [--mutate --kernels KERNEL_FILE]
 
@@ -23,4 +23,4 @@ def _checked(case: NormCase) -> None:
     cases.check(inputs, results)
 
 
-CASES = {case.id: partial(_checked, case) for case in cases.RINGS[:2]}
+CASES = {case.id: partial(_checked, case) for case in (*cases.RINGS[:2], *cases.WALKS[:2])}

@@ -41,6 +41,8 @@ def _kernels(case: NormCase) -> list[str]:
         names[1] = "norm_bwd_ring"
     if case in cases.CLUSTERS:
         names[0] = "norm_fwd_cluster"
+    if case in cases.WALKS:
+        names[:2] = ["norm_fwd_walk", "norm_bwd_walk"]
     if not {"weight", "bias"} & set(case.has):
         names.pop()
     elif case.config is None or case in cases.CLUSTERS:
@@ -48,7 +50,7 @@ def _kernels(case: NormCase) -> list[str]:
     return [f"{name}_kernel" for name in names]
 
 
-CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS + cases.CLUSTERS
+CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS + cases.CLUSTERS + cases.WALKS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)

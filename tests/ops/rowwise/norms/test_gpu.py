@@ -5,6 +5,7 @@ Outputs are allocated full of NaN between canaries; the second run must give the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from tests.ops.rowwise.norms.cases import FUNCTIONS, NormCase
 
 from tileloom.ops import record_choices
 from tileloom.ops.rowwise.config import Tile, TritonConfig
+from tileloom.ops.rowwise.norm.config import rule
+from tileloom.ops.rowwise.norm.kernels import walked
+from tileloom.target import H100
 from tileloom.testing import assert_accurate, poisoned_memory
 
 pytestmark = pytest.mark.gpu
@@ -35,7 +39,10 @@ def judged(case: NormCase) -> None:
     cases.check(inputs, runs[0])
 
 
-CASES = cases.WHOLE + cases.WALKED + cases.LONG_ROWS + cases.RINGS + cases.CLUSTERS
+CASES = [
+    *(*cases.WHOLE, *cases.WALKED, *cases.LONG_ROWS, *cases.RINGS, *cases.CLUSTERS),
+    *cases.WALKS,
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
@@ -51,6 +58,22 @@ def test_every_width_and_dtype_is_right(op, width, dtype):
     # The baseline's sums of squares are fp16 as well, and must stay below 65504.
     scale = 1 / 8 if dtype == cases.FP16 and width > 2**14 else 1.0
     judged(NormCase(op, (rows, width), dtype, cases.everything(op), input_scale=scale))
+
+
+@pytest.mark.parametrize(
+    ("width", "vectors"),
+    [(n, cases.BF16) for n in (16384, 32768, 65536, 131072)] + [(16384, cases.FP32)],
+    ids=str,
+)
+@both
+def test_clusters_walk_over_many_rows(op, width, vectors):
+    """The rule's tiles: each place of the rows and each box of the sums is used many times."""
+    asked = walked(width, vectors.itemsize, is_centred=op == "layer")
+    forward = rule(asked, H100).forward
+    config = TritonConfig(forward, rule(replace(asked, is_backward=True), H100).backward)
+    has = ("weight", "bias")[: 1 + (op == "layer")]
+    for rows in (1, 7, 401):
+        judged(NormCase(op, (rows, width), cases.BF16, has, vectors=vectors, config=config))
 
 
 @pytest.mark.parametrize("width", [4104, 5120, 8192, 12296, 16384])

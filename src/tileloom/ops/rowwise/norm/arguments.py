@@ -79,6 +79,33 @@ def forward_cluster(problem: NormProblem, tile: Tile, eps: float) -> Fixed:
     )  # fmt: skip
 
 
+def _clusters(problem: NormProblem, most: int) -> int:
+    """Clusters that walk: as many as run at a time, but none that would walk less than others."""
+    count = problem.rows.count
+    turns = -(-count // min(count, most))
+    return -(-count // turns)
+
+
+def forward_walk(problem: NormProblem, tile: Tile, eps: float, most: int) -> Fixed:
+    """Of `norm_fwd_walk_kernel`; `most` clusters run at a time."""
+    rows, clusters = problem.rows, _clusters(problem, most)
+    strides = (rows.stride_arguments(t)[2] for t in (0, 2))
+    return clusters, (
+        eps, rows.count, clusters, *strides, tile.block, tile.ctas, tile.num_warps, tile.stages,
+        problem.is_centred,
+    )  # fmt: skip
+
+
+def backward_walk(problem: NormProblem, tile: Tile, most: int, target: Target) -> Fixed:
+    """Of `norm_bwd_walk_kernel`; `most` clusters run at a time."""
+    rows, clusters = problem.rows, _clusters(problem, most)
+    strides = (rows.stride_arguments(t)[2] for t in (0, 2, 3))
+    return clusters, (
+        rows.count, clusters, *strides, tile.block, tile.ctas, tile.num_warps, tile.stages,
+        problem.has_weight, problem.has_bias, overlaps(target),
+    )  # fmt: skip
+
+
 def _backward_strides(problem: NormProblem) -> tuple[int | None, ...]:
     return tuple(s for t in range(4) for s in problem.rows.stride_arguments(t))
 
@@ -134,11 +161,11 @@ def backward_split(problem: NormProblem, tile: Tile, weight_d: int | None, targe
     )  # fmt: skip
 
 
-def vectors(problem: NormProblem, programs: int, target: Target) -> Fixed:
+def vectors(problem: NormProblem, programs: int, target: Target, *, halves: bool) -> Fixed:
     """Of `norm_vectors_kernel` for the shares of so many programs or groups."""
     width = problem.rows.width
     kinds = problem.has_weight + problem.has_bias
     shares = min(_SHARES, padded(programs))
     return -(-width // _COLUMNS) * kinds, (
-        programs, width, shares, _COLUMNS, overlaps(target),
+        programs, width, shares, _COLUMNS, halves, overlaps(target),
     )  # fmt: skip

@@ -23,6 +23,27 @@ HELD = 8192
 _FEW = 256
 
 
+# Tiles of clusters that walk over many rows, by the columns of a row and the bytes of an element of
+# its vectors: forward of an RMS norm, of a layer norm; backward of both.
+_WALKS_RMS = {
+    (65536, 2): Tile(32768, 1, 16, 1, 3, ring=True, ctas=2),
+    (131072, 2): Tile(32768, 1, 16, 1, 3, ring=True, ctas=4),
+}
+_WALKS_LAYER = {
+    (16384, 4): Tile(8192, 1, 8, 2, 6, ring=True, ctas=2),
+    (32768, 2): Tile(16384, 1, 16, 1, 6, ring=True, ctas=2),
+    (131072, 2): Tile(16384, 1, 16, 1, 4, ring=True, ctas=8),
+}
+_WALKS_RMS_BACKWARD = {
+    (16384, 4): Tile(8192, 1, 16, 1, 4, ring=True, ctas=2),
+    (131072, 2): Tile(16384, 1, 16, 1, 3, ring=True, ctas=8),
+}
+_WALKS_LAYER_BACKWARD = {
+    **_WALKS_RMS_BACKWARD,
+    (16384, 2): Tile(8192, 1, 8, 2, 3, ring=True, ctas=2),
+}
+
+
 def smem_bytes(problem: NormProblem, tile: Tile) -> int:
     """Shared memory that the backward's pipeline takes, in bytes."""
     row = problem.dtype.itemsize * (3 if problem.has_residual else 2)
@@ -43,7 +64,23 @@ def _shared(problem: NormProblem, target: Target, tile: Tile) -> Tile:
     return tile
 
 
+def _walk(problem: NormProblem, target: Target) -> Tile | None:
+    """Clusters that walk over many rows, where they were measured to be faster."""
+    if problem.is_backward:
+        tiles = _WALKS_LAYER_BACKWARD if problem.is_centred else _WALKS_RMS_BACKWARD
+    else:
+        tiles = _WALKS_LAYER if problem.is_centred else _WALKS_RMS
+    tile = tiles.get((problem.rows.width, problem.weight_bytes))
+    if tile is None or problem.rows.count <= _FEW:
+        return None
+    name = "backward" if problem.is_backward else "forward"
+    why = shared.cluster_reasons(name, problem.rows, tile, target)
+    return None if why or walk_reasons(name, problem, tile, target) else tile
+
+
 def _forward(problem: NormProblem, target: Target) -> Tile:
+    if not problem.is_backward and (walk := _walk(problem, target)) is not None:
+        return walk
     width, is_half = padded(problem.rows.width), problem.dtype.itemsize == 2
     if width > _WHOLE_FORWARD:
         cluster = shared.cluster_of(problem.rows, problem.dtype, target)
@@ -79,6 +116,8 @@ def _ring(problem: NormProblem, target: Target) -> Tile | None:
 
 def _backward(problem: NormProblem, target: Target) -> Tile:
     width, is_half = padded(problem.rows.width), problem.dtype.itemsize == 2
+    if problem.is_backward and (walk := _walk(problem, target)) is not None:
+        return walk
     if (ring := _ring(problem, target)) is not None:
         return ring
     if width > (_WHOLE_BACKWARD_CENTRED if problem.is_centred else _WHOLE_BACKWARD):
@@ -119,10 +158,11 @@ def rule(problem: NormProblem, target: Target) -> TritonConfig:
     forward 0.82 (rms), 0.65 (layer), backward 0.72 (parts of 4096: 0.69) and 0.50; of 2^20: 0.60
     forward, 0.41 and 0.19 backward. An H100 has 0.71 of that bandwidth: its shares are higher.
     A pipeline of shared memory for shared rows was slower: 0.66 and less, of layer norm of 16384
-    0.41. Rows of 131072 by a cluster: layer norm forward 0.70, rms 0.81 (two rows a cluster, which
-    read the weight once: 0.58, 0.74); backward 0.47 and 0.38, of 16384 0.68 and 0.63. Two rows
-    asked for ahead, or none with a mask, by programs that share rows: forward the same, backward
-    0.62 and 0.68 (rms).
+    0.41. Clusters that walk over rows, and what they replaced, in the same run: rms norm forward
+    0.87 and 0.82 (131072), 0.88 and 0.81 (65536); layer norm forward 0.78 and 0.70 (131072), 0.85
+    and 0.73 (32768), with float32 weights 0.83 and 0.45 (16384); backward of 131072 0.87 and 0.73
+    (rms), 0.71 and 0.49; of 16384 0.83 and 0.69 (layer), with float32 weights 0.82 and 0.77 (rms),
+    0.80 and 0.66. docs/rowwise.md has what else was tried.
     """
     return TritonConfig(_forward(problem, target), _backward(problem, target))
 
@@ -147,12 +187,57 @@ def ring_reasons(problem: NormProblem, tile: Tile, target: Target) -> list[str]:
     return why
 
 
+# What a kernel may take of shared memory unasked. Triton asks for more where the rows alone are
+# more, and does not count the boxes.
+_UNASKED = 48 * 1024
+
+
+def walk_bytes(name: str, problem: NormProblem, tile: Tile) -> tuple[int, int]:
+    """Shared memory of a CTA of a cluster that walks: its rows, and boxes for the sums."""
+    row = (2 if name == "backward" else 1) * tile.block * problem.dtype.itemsize
+    sums = 4 * (2 if problem.is_centred else 1) * tile.ctas * tile.num_warps
+    return tile.stages * row, 4 * (8 + sums)
+
+
+def walk_reasons(name: str, problem: NormProblem, tile: Tile, target: Target) -> list[str]:
+    """Why clusters cannot walk over the rows, apart from what every cluster needs."""
+    why: list[str] = []
+    if problem.dtype.itemsize != 2:
+        why.append(
+            f"{name}.ctas takes float16 and bfloat16 with a ring, and rows are {problem.dtype}"
+        )
+    if not problem.is_aligned:
+        why.append(f"{name}.ctas with a ring takes rows that begin at multiples of 16 bytes")
+    if problem.has_residual:
+        why.append(f"{name}.ctas with a ring takes no residual")
+    if tile.rows != 1 or tile.stages < 3:
+        why.append(
+            f"{name}.ctas with a ring takes 1 row and 3 stages or more, and they are {tile.rows} "
+            f"and {tile.stages}"
+        )
+    rows, boxes = walk_bytes(name, problem, tile)
+    needs = tile.per_sm * (rows + boxes)
+    if rows <= _UNASKED < rows + boxes:
+        why.append(
+            f"{name}.stages is {tile.stages}, so that rows take {rows} bytes of shared memory; "
+            f"with a ring they must take {_UNASKED - boxes} or less, or more than {_UNASKED}"
+        )
+    if needs > target.smem:
+        why.append(
+            f"{name}.stages is {tile.stages}, which needs {needs} bytes of shared memory, and "
+            f"{target.name} has {target.smem}"
+        )
+    return why
+
+
 def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> list[str]:
     why: list[str] = []
     for name, tile in (("forward", config.forward), ("backward", config.backward)):
         if tile is None:
             continue
         why += shared.cluster_reasons(name, problem.rows, tile, target)
+        if tile.ctas > 1 and tile.ring:
+            why += walk_reasons(name, problem, tile, target)
         parts = parts_of(problem.rows.width, tile)
         if parts > 1 and 2 * parts > target.sms:
             why.append(
@@ -161,7 +246,9 @@ def _own_reasons(problem: NormProblem, config: TritonConfig, target: Target) -> 
             )
     tile = config.backward
     if tile is not None and tile.ctas > 1:
-        why.append(f"backward.ctas is {tile.ctas}, and only the forward takes clusters")
+        if not tile.ring:
+            why.append(f"backward.ctas is {tile.ctas}, and only clusters with a ring take it")
+        return why
     if tile is not None and tile.ring:
         why += ring_reasons(problem, tile, target)
     if tile is None or tile.split or parts_of(problem.rows.width, tile) > 1:

@@ -144,11 +144,12 @@ def norm_bwd_kernel(
 @triton.jit(do_not_specialize=VECTORS_INTEGERS)
 def norm_vectors_kernel(
     partial, dweight, dbias, programs, width,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, HALVES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Add up the shares `[programs, 1 or 2, n]` into dweight and dbias `[n]`; one may be None.
 
     A program takes BLOCK columns of one of them: ROWS sums over every ROWS-th share, then those.
+    HALVES: a share has the even columns first, then the odd ones.
     OVERLAPS: it is started while the kernel that writes the shares ends.
     """
     if OVERLAPS:
@@ -164,6 +165,8 @@ def norm_vectors_kernel(
         rows = start + tl.arange(0, ROWS)
         at = partial[None, :] + (rows.to(tl.int64) * (width * KINDS))[:, None]
         total += tl.load(at, mask=(rows < programs)[:, None] & there[None, :], other=0.0)
+    if HALVES:
+        columns = tl.where(2 * columns < width, 2 * columns, 2 * columns - width + 1)
     result = tl.sum(total, 0)
     if dweight is not None:
         tl.store(dweight + columns, result.to(dweight.dtype.element_ty), mask=there & (kind == 0))

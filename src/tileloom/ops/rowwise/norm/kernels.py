@@ -19,6 +19,8 @@ from tileloom.target import H100, SMEM_BYTES, Target
 PROVED_32BIT: Mapping[str, str] = {
     "norm_bwd_few_kernel": "columns are below a row's width, which is at most 2^30 elements",
     "norm_fwd_cluster_kernel": "columns are below CTAS * BLOCK, at most 2^17 elements",
+    "norm_fwd_walk_kernel": "rows are fewer than 2^31, columns below CTAS * BLOCK, at most 2^18",
+    "norm_bwd_walk_kernel": "rows are fewer than 2^31, columns below CTAS * BLOCK, at most 2^17",
     "norm_bwd_ring_kernel": "columns are below CHUNKS * BLOCK, which fits into shared memory",
 }
 """Kernel name -> proof, for each that adds a 32-bit offset to a pointer."""
@@ -37,6 +39,8 @@ _SPILLS: Mapping[tuple[str, int], tuple[int, str]] = {
     ),
     ("norm_bwd", 16384): (144, _ON_H200 + "0.87; two programs a row, which spill nothing, 0.63."),
     ("norm_bwd_ring", 4096): (48, _ON_H200 + "0.74; shared rows, which spill nothing, 0.55."),
+    ("norm_bwd_walk", 8192): (40, _ON_H200 + "0.83 (Triton 3.6, no spills); a ring 0.69."),
+    ("norm_bwd_walk", 16384): (24, _ON_H200 + "0.71 (Triton 3.6, no spills); shared rows 0.49."),
     ("norm_bwd_split", 16384): (
         1800,
         _ON_H200 + "0.41 of 2^20 columns (rms norm); 0.34 with 32 warps, which spill less; smaller "
@@ -56,10 +60,19 @@ def shipped() -> tuple[KernelSpec, ...]:
         *_of(forward_spec, problem(16384, bf16, is_centred=True)),
         *_of(forward_spec, problem(32760, fp32, is_centred=True, has_residual=True)),
         *_of(forward_split_spec, problem(2**20, bf16, is_centred=True, has_residual=True)),
-        *_of(forward_cluster_spec, problem(131072, bf16, is_centred=True)),
+        *_of(forward_cluster_spec, problem(65536, bf16, is_centred=True)),
+        *_of(forward_walk_spec, walked(131072, 2, is_centred=False)),
+        *_of(forward_walk_spec, walked(131072, 2, is_centred=True)),
+        *_of(forward_walk_spec, walked(32768, 2, is_centred=True)),
+        *_of(forward_walk_spec, walked(16384, 4, is_centred=True)),
         *_of(backward_spec, problem(1024, bf16, is_centred=False)),
         *_of(backward_spec, problem(8184, fp32, is_centred=True, has_residual=True)),
         *_of(backward_spec, problem(16384, bf16, is_centred=False)),
+        *_of(backward_walk_spec, walked(131072, 2, is_centred=False, is_backward=True)),
+        *_of(backward_walk_spec, walked(131072, 2, is_centred=True, is_backward=True)),
+        *_of(backward_walk_spec, walked(16384, 4, is_centred=False, is_backward=True)),
+        *_of(backward_walk_spec, walked(16384, 4, is_centred=True, is_backward=True)),
+        *_of(backward_walk_spec, walked(16384, 2, is_centred=True, is_backward=True)),
         *_of(backward_ring_spec, problem(16384, bf16, is_centred=True)),
         *_of(backward_ring_spec, problem(5120, bf16, is_centred=True, has_residual=True)),
         *_of(backward_few_spec, problem(4096, bf16, is_centred=True, has_residual=True, rows=16)),
@@ -74,12 +87,14 @@ def _of(make: _Maker, problem: NormProblem) -> Iterator[KernelSpec]:
     alike: dict[tuple[Tile, bool], list[Target]] = {}
     for target in _TARGETS:
         tiles = rule(problem, target)
-        is_forward = make in (forward_spec, forward_split_spec, forward_cluster_spec)
+        is_forward = make in _FORWARD
         tile = tiles.forward if is_forward else tiles.backward
         assert tile is not None
-        if tile.ring != (make is backward_ring_spec):
+        if tile.ring != (make in (backward_ring_spec, forward_walk_spec, backward_walk_spec)):
             continue
-        if (tile.ctas > 1) != (make is forward_cluster_spec):
+        if (tile.ctas > 1) != (
+            make in (forward_cluster_spec, forward_walk_spec, backward_walk_spec)
+        ):
             continue
         is_one = is_forward or make is backward_few_spec
         alike.setdefault((tile, not is_one and arguments.overlaps(target)), []).append(target)
@@ -108,6 +123,14 @@ def problem(
         has_residual=has_residual,
         is_backward=False,
     )
+
+
+def walked(
+    width: int, weight_bytes: int, *, is_centred: bool, is_backward: bool = False
+) -> NormProblem:
+    """A call in bfloat16 whose rows clusters walk over, forward unless told otherwise."""
+    asked = problem(width, torch.bfloat16, is_centred=is_centred)
+    return replace(asked, weight_bytes=weight_bytes, is_backward=is_backward)
 
 
 def _types(problem: NormProblem) -> tuple[str, str | None, str | None, str | None]:
@@ -169,6 +192,34 @@ def forward_cluster_spec(problem: NormProblem, tile: Tile, target: Target) -> Ke
     )  # fmt: skip
 
 
+def forward_walk_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
+    """Spec of rows that clusters walk over; vectors as `weight_bytes`."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_fwd_walk import norm_fwd_walk_kernel
+
+    rows, _, bias, mean = _types(problem)
+    vector = "*fp32" if problem.weight_bytes == 4 else rows
+    tensors = (rows, vector, vector if bias else None, rows, mean, "*fp32")
+    _, fixed = arguments.forward_walk(problem, tile, 1e-5, target.sms // tile.ctas)
+    return row_spec(
+        _name("norm_fwd_walk", problem, tile), norm_fwd_walk_kernel, tensors, fixed, tile.num_warps,
+        tile.register_bound, ctas=tile.ctas,
+    )  # fmt: skip
+
+
+def backward_walk_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
+    """Spec of rows that clusters walk over; vectors as `weight_bytes`."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_bwd_walk import norm_bwd_walk_kernel
+
+    rows, _, _, mean = _types(problem)
+    vector = "*fp32" if problem.weight_bytes == 4 else rows
+    tensors = (rows, rows, vector, mean, "*fp32", rows, "*fp32")
+    _, fixed = arguments.backward_walk(problem, tile, target.sms // tile.ctas, target)
+    return row_spec(
+        _name("norm_bwd_walk", problem, tile), norm_bwd_walk_kernel, tensors, fixed, tile.num_warps,
+        tile.register_bound, ctas=tile.ctas,
+    )  # fmt: skip
+
+
 def backward_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec:
     """Spec of whole rows: float32 vectors, whose gradients are wanted."""
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_bwd_kernel
@@ -221,9 +272,12 @@ def vectors_spec(problem: NormProblem, tile: Tile, target: Target) -> KernelSpec
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
 
     del tile
-    _, fixed = arguments.vectors(problem, target.sms, target)
+    _, fixed = arguments.vectors(problem, target.sms, target, halves=False)
     tensors = ("*fp32", "*fp32", "*fp32" if problem.has_bias else None)
     overlaps = arguments.overlaps(target)
     name = f"norm_vectors[fp32{'-overlapped' if overlaps else ''}]"
     spec = row_spec(name, norm_vectors_kernel, tensors, fixed, 8)
     return replace(spec, options={"launch_pdl": True}) if overlaps else spec
+
+
+_FORWARD = (forward_spec, forward_split_spec, forward_cluster_spec, forward_walk_spec)

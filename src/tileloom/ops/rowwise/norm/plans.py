@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 
+from tileloom.launch.clusters import clusters_at_once
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Launch, Plans, layout_key, plan_key
 from tileloom.ops.rowwise.checks import check_alike, check_norm, check_vector
@@ -102,6 +104,8 @@ def forward_plan(
         has_bias=bias is not None,
         has_residual=residual is not None,
         is_backward=False,
+        weight_bytes=max(0 if v is None else v.element_size() for v in (weight, bias)),
+        is_aligned=all(t is None or t.data_ptr() % 16 == 0 for t in (x, weight, bias)),
     )
     target = target_of(x)
 
@@ -117,6 +121,9 @@ def forward_plan(
     vectors = (None, None)
     if problem.rows.vector == 0:
         vectors = (_stride(weight), _stride(bias))
+    if tile.ctas > 1 and tile.ring:
+        most = clusters_at_once(tile.ctas, target, x.get_device(), per_sm=tile.per_sm)
+        return Plan(choice, _walk_forward(problem, tile, eps, saves, most))
     if tile.ctas > 1:
         return Plan(choice, _cluster_forward(problem, tile, eps, saves))
     if tile.block < problem.rows.width:
@@ -176,6 +183,28 @@ def _cluster_forward(
         ctas=tile.ctas,
     )  # fmt: skip
     return _launch_forward(problem, launch, saves)
+
+
+def _walk_forward(
+    problem: NormProblem, tile: Tile, eps: float, saves: bool, most: int
+) -> Callable[..., Results]:
+    """Rows that clusters walk over, so many at a time: one launch."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_fwd_walk import norm_fwd_walk_kernel
+
+    clusters, fixed = arguments.forward_walk(problem, tile, eps, most)
+    launch = Launch(
+        norm_fwd_walk_kernel, clusters, tile.num_warps, fixed, tile.register_bound, ctas=tile.ctas
+    )
+
+    def run(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    ) -> Results:
+        del residual
+        out, stream, mean, rstd = _outputs(problem, x, saves)
+        launch(x, weight, bias, out, mean, rstd)
+        return out, stream, mean, rstd
+
+    return run
 
 
 def _launch_forward(problem: NormProblem, launch: Launch, saves: bool) -> Callable[..., Results]:
@@ -295,7 +324,10 @@ def backward_plan(
         tile = choice.config.backward
         assert tile is not None
         weight_d = _stride(weight) if problem.rows.vector == 0 else None
-        if tile.ring:
+        if tile.ring and tile.ctas > 1:
+            most = clusters_at_once(tile.ctas, target, h.get_device(), per_sm=tile.per_sm)
+            make = functools.partial(_walk_backward, most=most)
+        elif tile.ring:
             make = _ring_backward
         elif tile.block < problem.rows.width:
             make = _split_backward
@@ -346,10 +378,12 @@ def _vectors(
     return partial, *_wanted(problem, weight, bias)
 
 
-def _sum_shares(problem: NormProblem, programs: int, target: Target) -> Launch:
+def _sum_shares(
+    problem: NormProblem, programs: int, target: Target, *, halves: bool = False
+) -> Launch:
     from tileloom.ops.rowwise.norm.kernel_triton_bwd import norm_vectors_kernel
 
-    count, fixed = arguments.vectors(problem, programs, target)
+    count, fixed = arguments.vectors(problem, programs, target, halves=halves)
     overlaps = arguments.overlaps(target)
     return Launch(norm_vectors_kernel, count, 8, fixed, overlaps=overlaps)
 
@@ -399,11 +433,31 @@ def _ring_backward(
     return _walk(problem, programs, launch, target)
 
 
-def _walk(
-    problem: NormProblem, programs: int, launch: Launch, target: Target
+def _walk_backward(
+    problem: NormProblem, tile: Tile, weight_d: int | None, target: Target, *, most: int
 ) -> Callable[..., Results]:
+    """Rows that clusters walk over, so many at a time: the same two launches."""
+    from tileloom.ops.rowwise.norm.kernel_gluon_sm90_bwd_walk import norm_bwd_walk_kernel
+
+    del weight_d
+    clusters, fixed = arguments.backward_walk(problem, tile, most, target)
+    launch = Launch(
+        norm_bwd_walk_kernel, clusters, tile.num_warps, fixed, tile.register_bound, ctas=tile.ctas
+    )
+
+    def without_stream(grad: Tensor, stream_grad: None, *others: Tensor | None) -> None:
+        del stream_grad
+        launch(grad, *others)
+
+    return _walk(problem, clusters, without_stream, target, halves=True)
+
+
+def _walk(
+    problem: NormProblem, programs: int, launch: Callable[..., None], target: Target,
+    *, halves: bool = False,
+) -> Callable[..., Results]:  # fmt: skip
     """Run programs that each walk over whole rows, then add up their shares."""
-    sum_shares = _sum_shares(problem, programs, target)
+    sum_shares = _sum_shares(problem, programs, target, halves=halves)
 
     def run(
         grad: Tensor, stream_grad: Tensor | None, h: Tensor, weight: Tensor | None,

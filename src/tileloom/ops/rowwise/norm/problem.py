@@ -22,8 +22,9 @@ class NormProblem:
         has_bias: Whether there is a bias; backward: whether its gradient is asked for.
         has_residual: Whether x + residual is normalised; backward: whether the sum has a gradient.
         is_backward: Whether this is the gradient.
-        weight_bytes: Backward: bytes of an element of the weight; 0 without one.
-        is_aligned: Backward: whether rows and weight begin at multiples of 16 bytes.
+        weight_bytes: Bytes of an element of the weight, forward of the larger one's of weight and
+            bias; 0 without one.
+        is_aligned: Whether rows, weight and (forward) bias begin at multiples of 16 bytes.
     """
 
     rows: Rows
