@@ -296,6 +296,7 @@ def _consumer(
             numbers = numbers_of_rows(offset, batch, head, heads_q, row, len_q, len_k, end)
             dropped = (numbers, seed, threshold)
             col = column_of(0, blocks, end, BLOCK_N, BAND)
+            # While Q K^T of the first block runs; a step does it before its products.
             bits = kept_bits(numbers, col, seed, threshold, BLOCK_N)
         if STORE_TMA:
             if count > 0:  # the last tile's O has left its Q buffer, while Q K^T runs
