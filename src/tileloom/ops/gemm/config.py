@@ -196,7 +196,8 @@ class GluonSm90Config:
         """Whether the next tile is begun before one is stored: see `pieces_early_sm90.py`.
 
         By what was measured: faster where several waves have few steps of k each. It needs the
-        registers of 16-bit outputs that nothing else is done to.
+        registers of 16-bit outputs that nothing else is done to; with chunks (dealt by turns) a
+        finished tile would wait for the rows of the next one.
         """
         is_plain = problem.bias_dtype is None and not problem.activation
         is_simple = is_plain and problem.residual is None and not self.tail
