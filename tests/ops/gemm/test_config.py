@@ -165,7 +165,7 @@ def test_one_row_goes_without_tensor_cores_where_that_was_measured():
     for rest in (chosen(2), chosen(k=11008), chosen(b_flips=False)):
         assert rest == "gluon_sm90:64,16,0,8"
     assert chosen(target=Target("cuda", (8, 0), 108, 163 * 1024, "A100")).startswith("triton")
-    for n, k in itertools.product((1, 8, 4099, 57344), (1, 8, 523, 5120, 28672)):
+    for n, k in itertools.product((1, 8, 4099, 57344), (0, 1, 8, 523, 5120, 28672)):
         problem = _problem(1, n, k, bias_dtype=BF16)
         config = matvec_rule(problem, H100)
         assert config is None or config.reasons_against(problem, H100) == ()

@@ -89,7 +89,7 @@ def matvec_rule(problem: MatmulProblem, target: Target) -> MatvecConfig | None:
     """
     is_half = problem.dtype in (torch.float16, torch.bfloat16)
     is_one = (problem.m, problem.l, problem.chunks) == (1, 1, 0) and problem.b_is_transposed
-    if not (is_half and is_one and target.capability == (9, 0)):
+    if not (is_half and is_one and problem.k and target.capability == (9, 0)):
         return None
     if problem.b.strides[2] % 8:
         return MatvecConfig(2, 1024, 2)
