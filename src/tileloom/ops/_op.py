@@ -153,6 +153,20 @@ def announce(choice: Choice, *, slower_than: str | None = None) -> None:
 
 
 @functools.cache
+def unreadable(op: str, option: str, text: str) -> ConfigError:
+    """Make the error for a text of the operator's schema that no config writes.
+
+    Args:
+        op: The operator's name.
+        option: What the caller's option is called.
+        text: The text.
+    """
+    return ConfigError(
+        f"{op}: {option} is {text!r}, which no config writes; it must be the text of its "
+        f"encode(), of integers and bools, or '' to choose one. Try: {option}=None."
+    )
+
+
 def has_triton() -> bool:
     """Whether Triton is installed; it is not imported."""
     return importlib.util.find_spec("triton") is not None

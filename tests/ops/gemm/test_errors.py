@@ -101,7 +101,6 @@ def test_out_may_be_columns_beside_an_operand():
         ((A, B, torch.ones(4), None, "", None, ""), errors.ShapeError, "bias has shape (4,); it"),
         ((A, B, torch.ones(10)[::2], None, "", None, ""), errors.ShapeError, "a stride of 2; the"),
         ((A, B, None, A, "", None, ""), errors.ShapeError, "residual has shape (6, 4); it must"),
-        ((A, B, None, None, "", None, "x"), errors.ConfigError, "config 'x' names no backend; it"),
     ],
 )
 def test_the_registered_operator_checks_too(args, kind, text):
@@ -109,6 +108,16 @@ def test_the_registered_operator_checks_too(args, kind, text):
         torch.ops.tileloom.matmul_fwd(*args)
     assert str(caught.value).startswith("matmul: ")
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [
+    "x", "reference:1", "matvec:a,b", "matvec:", "matvec:1,2,3,4", "triton:64,b",
+    "gluon_sm90:1,2,3,4,static,1,64,True,9",
+])  # fmt: skip
+def test_a_text_that_no_config_writes(text):
+    with pytest.raises(errors.ConfigError) as caught:
+        torch.ops.tileloom.matmul_fwd(A, B, None, None, "", None, text)
+    assert str(caught.value).startswith(f"matmul: config is {text!r}, which no config writes")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tileloom import emulator
-from tileloom.errors import DtypeError, OptionError, ShapeError
+from tileloom.errors import ConfigError, DtypeError, OptionError, ShapeError
 
 X, WEIGHT, LABELS = torch.randn(6, 8), torch.randn(8), torch.zeros(6, dtype=torch.int64)
 ROWS = torch.ones(6)
@@ -43,6 +43,11 @@ CALLS = [
      "cross_entropy: reduction is 'avg'; it must be one of"),
     (lambda o: o.cross_entropy_fwd(X, LABELS, 2.0, *OPTIONS[1:]), OptionError,
      "cross_entropy: label_smoothing is 2.0; it must be a number in 0.0 .. 1.0"),
+    *((lambda o, text=text: o.softmax_fwd(X, None, text), ConfigError,
+       f"softmax: config is {text!r}, which no config writes")
+      for text in ("x", "reference:1", "triton:a", "triton:1,2", "triton:8,1,4,1,1,0,0,1/1/1/1")),
+    (lambda o: o.layer_norm_fwd(X, WEIGHT, None, None, 1e-5, "y"), ConfigError,
+     "layer_norm: config is 'y', which no config writes"),
 ]  # fmt: skip
 
 

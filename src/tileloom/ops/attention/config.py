@@ -297,20 +297,7 @@ def decode(text: str) -> AttentionConfig | None:
     except (ValueError, IndexError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise unreadable("config", text) from None
-
-
-def unreadable(option: str, text: str) -> ConfigError:
-    """Make the error for a text that no config writes.
-
-    Args:
-        option: What the caller's option is called.
-        text: The text.
-    """
-    return ConfigError(
-        f"attention: {option} is {text!r}, which no config writes; it must be the text of its "
-        f"encode(), of integers and bools, or '' to choose one. Try: {option}=None."
-    )
+        raise _op.unreadable("attention", "config", text) from None
 
 
 def _read(text: str) -> AttentionConfig | None:

@@ -17,7 +17,6 @@ from tileloom.ops.attention.config import (
     padded_head_dim,
     portable_reasons,
     tile_faults,
-    unreadable,
 )
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
@@ -120,9 +119,9 @@ def decode_backward(text: str) -> AttentionBackwardConfig | None:
         if backend == "gluon_sm90":
             return GluonSm90BackwardConfig.decode(rest)
     except (ValueError, TypeError):
-        raise unreadable("backward_config", text) from None
+        raise _op.unreadable("attention", "backward_config", text) from None
     if text not in ("", "reference"):
-        raise unreadable("backward_config", text)
+        raise _op.unreadable("attention", "backward_config", text)
     return ReferenceConfig() if text else None
 
 

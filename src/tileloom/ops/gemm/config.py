@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import ConfigError, check_fields, shown_value
+from tileloom.errors import ConfigError, TileloomError, check_fields, shown_value
 from tileloom.launch.layout import Layout, tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
@@ -334,7 +334,19 @@ def decode(text: str) -> MatmulConfig | None:
     """Read a config from the text that the operator's schema carries; "" means: choose.
 
     What is missing at the end of a text has its default.
+
+    Raises:
+        ConfigError: If no config writes such a text.
     """
+    try:
+        return _read(text)
+    except (ValueError, TypeError) as error:
+        if isinstance(error, TileloomError):
+            raise
+        raise _op.unreadable("matmul", "config", text) from None
+
+
+def _read(text: str) -> MatmulConfig | None:
     backend, _, rest = text.partition(":")
     parts = rest.split(",")
     if backend == "triton":
@@ -353,12 +365,9 @@ def decode(text: str) -> MatmulConfig | None:
         chosen: Literal["static", "dynamic"] = "static" if scheduler == "static" else "dynamic"
         numbers = (int(block_m), int(block_n), int(stages), int(swizzle_size))
         return GluonSm90Config(*numbers, chosen, int(splits), int(block_k), swap_ab == "True")
-    if backend in ("reference", ""):
-        return ReferenceConfig() if backend else None
-    raise ConfigError(
-        f"matmul: config {text!r} names no backend; it must begin with one of "
-        f"{', '.join(BACKENDS)}. Try: the encode() of a config."
-    )
+    if text not in ("reference", ""):
+        raise ValueError(text)
+    return ReferenceConfig() if text else None
 
 
 def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:

@@ -11,7 +11,14 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tileloom.errors import ConfigError, OptionError, bullet_list, check_fields, shown_value
+from tileloom.errors import (
+    ConfigError,
+    OptionError,
+    TileloomError,
+    bullet_list,
+    check_fields,
+    shown_value,
+)
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops.rowwise.rows import Rows
@@ -233,14 +240,23 @@ def groups_of(rows: Rows, tile: Tile, sms: int) -> int:
     return -(-rows.count // turns)
 
 
-def decode(text: str) -> RowConfig | None:
-    """Read a config from the text that the operators' schemas carry; "" means: choose."""
+def decode(op: str, text: str) -> RowConfig | None:
+    """Read a config from the text that the operators' schemas carry; "" means: choose.
+
+    Raises:
+        ConfigError: If no config writes such a text.
+    """
     backend, _, rest = text.partition(":")
-    if backend == "triton":
-        return TritonConfig(*(_decode_tile(tile) for tile in rest.split("/")))
-    if backend in ("reference", ""):
-        return ReferenceConfig() if backend else None
-    raise OptionError(f"config {text!r} names no backend; it must be 'triton:...' or 'reference'.")
+    try:
+        if backend == "triton":
+            return TritonConfig(*(_decode_tile(tile) for tile in rest.split("/")))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, TileloomError):
+            raise
+        raise _op.unreadable(op, "config", text) from None
+    if text not in ("reference", ""):
+        raise _op.unreadable(op, "config", text)
+    return ReferenceConfig() if text else None
 
 
 def _decode_tile(text: str) -> Tile | None:

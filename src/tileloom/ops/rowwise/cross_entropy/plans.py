@@ -70,7 +70,7 @@ def forward_plan(logits: Tensor, labels: Tensor, options: Options, config: str) 
     cap = options.soft_cap or None
     check_options(options.label_smoothing, options.ignore_index, cap, options.reduction)
     problem = forward_problem(logits, labels, options)
-    choice = choose(problem, target_of(logits), decode(config))
+    choice = choose(problem, target_of(logits), decode("cross_entropy", config))
     tensors = (logits, labels)
     choice = tuned(
         choice, "forward", lambda text: forward_plan(*tensors, options, text).run, tensors
@@ -113,7 +113,7 @@ def backward_plan(
     options = Options.of(*numbers)
     like = logits if inplace else torch.empty_like(logits, device="meta")
     problem = backward_problem(grad, logits, labels, like.stride(), options)
-    choice = choose(problem, target_of(logits), decode(config))
+    choice = choose(problem, target_of(logits), decode("cross_entropy", config))
     tensors = (grad, logits, labels, state)
 
     def decide(text: str) -> Callable[..., Any]:

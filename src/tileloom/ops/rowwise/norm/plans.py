@@ -112,7 +112,7 @@ def forward_plan(
     def decide(text: str) -> Callable[..., Results]:
         return forward_plan(op, x, weight, bias, residual, eps, text, saves=saves).run
 
-    choice = choose(op, problem, target, decode(config))
+    choice = choose(op, problem, target, decode(op, config))
     choice = tuned(choice, "forward", decide, (x, weight, bias, residual))
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         return Plan(choice, _reference_forward(eps, is_centred, saves))
@@ -316,7 +316,7 @@ def backward_plan(
             op, *tensors, text, needs_weight=needs_weight, needs_bias=needs_bias
         ).run
 
-    choice = choose(op, problem, target, decode(config))
+    choice = choose(op, problem, target, decode(op, config))
     choice = tuned(choice, "backward", decide, tensors)
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         plan = Plan(choice, _reference_backward(problem))

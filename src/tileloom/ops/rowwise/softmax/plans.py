@@ -51,7 +51,7 @@ def forward_plan(x: torch.Tensor, mask: torch.Tensor | None, config: str) -> Pla
     check_rows("softmax", "x", x)
     check_mask(mask, x)
     problem = forward_problem(x, mask)
-    choice = choose(problem, target_of(x), decode(config))
+    choice = choose(problem, target_of(x), decode("softmax", config))
     choice = tuned(choice, "forward", lambda text: forward_plan(x, mask, text).run, (x, mask))
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         return Plan(choice, _reference_forward)
@@ -74,7 +74,7 @@ def backward_plan(y: torch.Tensor, dy: torch.Tensor, config: str) -> Plan:
     check_rows("softmax", "y", y)
     check_alike("softmax", "dy", dy, y, "y")
     problem = backward_problem(y, dy)
-    choice = choose(problem, target_of(y), decode(config))
+    choice = choose(problem, target_of(y), decode("softmax", config))
     choice = tuned(choice, "backward", lambda text: backward_plan(y, dy, text).run, (y, dy))
     if problem.is_empty or not isinstance(choice.config, TritonConfig):
         plan = Plan(choice, _reference_backward)

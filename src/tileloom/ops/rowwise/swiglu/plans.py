@@ -40,7 +40,7 @@ def _choose(tensors: tuple[Tensor, ...], config: str) -> Choice:
         rows = rows_of((first.numel(),), [(1,)] * len(tensors), first.dtype.itemsize)
     else:
         rows = rows_of(first.shape, [t.stride() for t in tensors], first.dtype.itemsize)
-    return choose(SwigluProblem(rows, first.dtype), target_of(first), decode(config))
+    return choose(SwigluProblem(rows, first.dtype), target_of(first), decode("swiglu", config))
 
 
 def arguments(problem: SwigluProblem, tile: Tile) -> tuple[int, tuple[Any, ...]]:
