@@ -82,4 +82,6 @@ def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, na
     else:
         assert max(ids) < 8  # the product orders its warpgroups by mbarriers alone
     assert any(ident < 8 for ident in ids)
-    assert "cp.async.mbarrier.arrive.noinc" in ptx
+    # A slot goes back by each thread; where the last columns are 64 or more by one of a warpgroup.
+    by_one = shipped.SPECS[name].constexprs.get("TAIL", 0) >= 64
+    assert ("cp.async.mbarrier.arrive.noinc" in ptx) != by_one

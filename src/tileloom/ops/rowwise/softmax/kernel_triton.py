@@ -146,14 +146,16 @@ def softmax_bwd_kernel(
     inside = None if EVEN else seen
     other = None if EVEN else 0.0
     at = tile_pointers(y, rows, columns, size_1, size_2, y_0, y_1, y_2, y_d, GROUPS, VECTOR)
-    of_p = tl.load(at, mask=inside, other=other)
+    held_p = tl.load(at, mask=inside, other=other)
+    p = held_p.to(tl.float32)
     at = tile_pointers(dy, rows, columns, size_1, size_2, dy_0, dy_1, dy_2, dy_d, GROUPS, VECTOR)
-    of_g = tl.load(at, mask=inside, other=other)
-    total = tl.sum(of_p.to(tl.float32) * of_g.to(tl.float32), 1)
+    held_g = tl.load(at, mask=inside, other=other)
+    g = held_g.to(tl.float32)
+    total = tl.sum(p * g, 1)[:, None]
     if HOLDS:
-        of_p = hold(of_p)
-        of_g = hold(of_g)
-    out = of_p.to(tl.float32) * (of_g.to(tl.float32) - total[:, None])
+        p = hold(held_p).to(tl.float32)
+        g = hold(held_g).to(tl.float32)
+    out = p * (g - total)
     at = tile_pointers(dx, rows, columns, size_1, size_2, dx_0, dx_1, dx_2, dx_d, GROUPS, VECTOR)
     tl.store(at, out.to(dx.dtype.element_ty), mask=inside)
 
