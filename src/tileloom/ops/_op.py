@@ -9,7 +9,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C import _is_tracing, _len_torch_dispatch_stack, _len_torch_function_stack
@@ -19,9 +19,16 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from tileloom import knobs, log
-from tileloom.errors import ConfigError, GradientError, UnsupportedError, bullet_list
+from tileloom.errors import (
+    ConfigError,
+    GradientError,
+    TileloomError,
+    UnsupportedError,
+    bullet_list,
+)
 from tileloom.target import Target
 
+_T = TypeVar("_T")
 _LIB = torch.library.Library("tileloom", "FRAGMENT")
 _log = log.get_logger("dispatch")
 _is_logged = _log.isEnabledFor
@@ -152,21 +159,30 @@ def announce(choice: Choice, *, slower_than: str | None = None) -> None:
         )
 
 
-@functools.cache
-def unreadable(op: str, option: str, text: str) -> ConfigError:
-    """Make the error for a text of the operator's schema that no config writes.
+def read_config(op: str, option: str, text: str, read: Callable[[str], _T]) -> _T:
+    """Read a config from the text that an operator's schema carries.
 
     Args:
         op: The operator's name.
         option: What the caller's option is called.
         text: The text.
+        read: Reads it; a text that no config writes may raise whatever it likes.
+
+    Raises:
+        ConfigError: If no config writes such a text.
     """
-    return ConfigError(
-        f"{op}: {option} is {text!r}, which no config writes; it must be the text of its "
-        f"encode(), of integers and bools, or '' to choose one. Try: {option}=None."
-    )
+    try:
+        return read(text)
+    except TileloomError:
+        raise
+    except (ValueError, IndexError, TypeError):
+        raise ConfigError(
+            f"{op}: {option} is {text!r}, which no config writes; it must be the text of its "
+            f"encode(), of integers and bools, or '' to choose one. Try: {option}=None."
+        ) from None
 
 
+@functools.cache
 def has_triton() -> bool:
     """Whether Triton is installed; it is not imported."""
     return importlib.util.find_spec("triton") is not None

@@ -292,12 +292,7 @@ def decode(text: str) -> AttentionConfig | None:
     Raises:
         ConfigError: If no config writes such a text.
     """
-    try:
-        return _read(text)
-    except (ValueError, IndexError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise _op.unreadable("attention", "config", text) from None
+    return _op.read_config("attention", "config", text, _read)
 
 
 def _read(text: str) -> AttentionConfig | None:

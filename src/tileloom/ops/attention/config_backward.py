@@ -111,17 +111,18 @@ def decode_backward(text: str) -> AttentionBackwardConfig | None:
     Raises:
         ConfigError: If no config writes such a text.
     """
-    try:
-        backend, _, rest = text.partition(":")
-        if backend == "triton":
-            dkv, _, dq = rest.partition(";")
-            return TritonBackwardConfig(Tile.decode(dkv), Tile.decode(dq))
-        if backend == "gluon_sm90":
-            return GluonSm90BackwardConfig.decode(rest)
-    except (ValueError, TypeError):
-        raise _op.unreadable("attention", "backward_config", text) from None
+    return _op.read_config("attention", "backward_config", text, _read)
+
+
+def _read(text: str) -> AttentionBackwardConfig | None:
+    backend, _, rest = text.partition(":")
+    if backend == "triton":
+        dkv, _, dq = rest.partition(";")
+        return TritonBackwardConfig(Tile.decode(dkv), Tile.decode(dq))
+    if backend == "gluon_sm90":
+        return GluonSm90BackwardConfig.decode(rest)
     if text not in ("", "reference"):
-        raise _op.unreadable("attention", "backward_config", text)
+        raise ValueError(text)
     return ReferenceConfig() if text else None
 
 

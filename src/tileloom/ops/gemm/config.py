@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from tileloom.errors import ConfigError, TileloomError, check_fields, shown_value
+from tileloom.errors import ConfigError, check_fields, shown_value
 from tileloom.launch.layout import Layout, tma_faults
 from tileloom.ops import _op
 from tileloom.ops._op import Choice
@@ -338,12 +338,7 @@ def decode(text: str) -> MatmulConfig | None:
     Raises:
         ConfigError: If no config writes such a text.
     """
-    try:
-        return _read(text)
-    except (ValueError, TypeError) as error:
-        if isinstance(error, TileloomError):
-            raise
-        raise _op.unreadable("matmul", "config", text) from None
+    return _op.read_config("matmul", "config", text, _read)
 
 
 def _read(text: str) -> MatmulConfig | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import Layout
 from tileloom.ops.gemm.config import TritonConfig
@@ -72,6 +73,15 @@ def arguments(
     }
 
 
+def of_tensors(bound: BoundLaunch) -> Callable[..., None]:
+    """Take a call's tensors, None where the kernel was bound without one."""
+
+    def launch(*tensors: torch.Tensor | None) -> None:
+        bound.launch(*(tensor for tensor in tensors if tensor is not None))
+
+    return launch
+
+
 def bind_matmul(
     problem: MatmulProblem,
     config: TritonConfig,
@@ -88,7 +98,4 @@ def bind_matmul(
         matmul_portable_kernel, num_warps=config.num_warps, num_stages=config.num_stages
     ).bind((tiles,), a, b, bias, residual, out, 1.0, *numbers, **constexprs)
 
-    def launch(*tensors: torch.Tensor | None) -> None:
-        bound.launch(*(tensor for tensor in tensors if tensor is not None))
-
-    return launch
+    return of_tensors(bound)

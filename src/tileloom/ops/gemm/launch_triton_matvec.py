@@ -9,7 +9,7 @@ import torch
 from tileloom.launch.launcher import prepared
 from tileloom.ops.gemm.config_matvec import MatvecConfig, overlaps
 from tileloom.ops.gemm.kernel_triton_matvec import matvec_kernel
-from tileloom.ops.gemm.launch_triton import in_units
+from tileloom.ops.gemm.launch_triton import in_units, of_tensors
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.target import Target, target_of
 
@@ -60,7 +60,4 @@ def bind_matmul(
         (blocks,), a, b, bias, residual, out, *numbers, **constexprs
     )
 
-    def launch(*tensors: torch.Tensor | None) -> None:
-        bound.launch(*(tensor for tensor in tensors if tensor is not None))
-
-    return launch
+    return of_tensors(bound)

@@ -14,7 +14,6 @@ import torch
 from tileloom.errors import (
     ConfigError,
     OptionError,
-    TileloomError,
     bullet_list,
     check_fields,
     shown_value,
@@ -246,16 +245,15 @@ def decode(op: str, text: str) -> RowConfig | None:
     Raises:
         ConfigError: If no config writes such a text.
     """
+    return _op.read_config(op, "config", text, _read)
+
+
+def _read(text: str) -> RowConfig | None:
     backend, _, rest = text.partition(":")
-    try:
-        if backend == "triton":
-            return TritonConfig(*(_decode_tile(tile) for tile in rest.split("/")))
-    except (ValueError, TypeError) as error:
-        if isinstance(error, TileloomError):
-            raise
-        raise _op.unreadable(op, "config", text) from None
+    if backend == "triton":
+        return TritonConfig(*(_decode_tile(tile) for tile in rest.split("/")))
     if text not in ("reference", ""):
-        raise _op.unreadable(op, "config", text)
+        raise ValueError(text)
     return ReferenceConfig() if text else None
 
 
