@@ -1,19 +1,14 @@
 """Which test covers which reported input, and which fault of PyTorch's memory-efficient attention.
 
 `INPUTS` are the inputs of attention_anchors.md (A..), `FAULTS` those of seed_attention.md (M..)
-that issue 5 names. What stands here exists: a test by its file and name, a case (in a list of
-cases, each of which goes through several tests) by its name alone.
+that issue 5 names. What stands here exists.
 """
 
 from __future__ import annotations
 
-import ast
-import functools
-from pathlib import Path
-
 import pytest
+from tests.proofs import missing
 
-ROOT = Path(__file__).parents[2]
 GPU, BACKWARD = "ops/attention/test_gpu.py", "ops/attention/test_gpu_backward.py"
 DROPOUT, VARLEN = "ops/attention/test_gpu_dropout.py", "ops/attention/varlen"
 
@@ -75,45 +70,9 @@ FAULTS = {
 }  # fmt: skip
 
 
-@functools.cache
-def _tests(path: str) -> set[str]:
-    tree = ast.parse((ROOT / path).read_text())
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-@functools.cache
-def _cases() -> set[str]:
-    """The first argument of every `AttentionCase`, `VarlenCase` and `SdpaCase`."""
-    found: set[str] = set()
-    for folder in ("ops/attention", "integrations"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                is_case = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-                if is_case and node.func.id.endswith("Case") and node.args:
-                    found |= _names(node.args[0])
-    return found
-
-
-def _names(node: ast.expr) -> set[str]:
-    """A string; of one that is put together, as in `f"A12-bias-{name}"`, all that it begins."""
-    if isinstance(node, ast.Constant):
-        return {str(node.value)}
-    if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-        return {f"{node.values[0].value}*"}
-    return set()
-
-
-def _is_there(item: str) -> bool:
-    path, _, name = item.partition("::")
-    if name:
-        return name in _tests(path)
-    return item in _cases() or any(c[-1:] == "*" and item.startswith(c[:-1]) for c in _cases())
-
-
 @pytest.mark.parametrize("name", [*INPUTS, *FAULTS])
 def test_what_is_said_to_cover_it_exists(name):
-    items = (INPUTS | FAULTS)[name]
-    assert [item for item in items if not _is_there(item)] == []
+    assert missing((INPUTS | FAULTS)[name], ("ops/attention", "integrations")) == []
 
 
 def test_every_input_and_fault_of_the_issue_is_covered():
