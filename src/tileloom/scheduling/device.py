@@ -40,6 +40,30 @@ def _first_tile(table, position):
     return gl.load(table + position * TABLE_INTS)
 
 
+@gluon.jit
+def send(mail, mail_full, mail_empty, count, number):
+    """Write an int32 to the other partitions, from one of one warp; `count` letters came before.
+
+    `mail` holds two slots of one int32, each with a barrier `mail_full` (1 arrival) and
+    `mail_empty` (one of each thread that reads).
+    """
+    slot = count & 1
+    mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
+    letter = gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
+    mail.index(slot).store(letter)
+    mbarrier.arrive(mail_full.index(slot), count=1)
+
+
+@gluon.jit
+def receive(mail, mail_full, mail_empty, count):
+    """Wait for what was sent and read it, in a partition of four warps."""
+    slot = count & 1
+    mbarrier.wait(mail_full.index(slot), (count >> 1) & 1)
+    letter = mail.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
+    arrive_each_thread(mail_empty.index(slot))
+    return gl.max(letter, 0)
+
+
 @aggregate
 class WorkTileInfo:
     """One tile: see `host.WorkTileInfo`; its rows are `row` to `rows_end - 1`, at most BLOCK_M."""
@@ -211,6 +235,12 @@ class AsyncInputScheduler:
         return work.linear + gl.num_programs(0) >= self.order.total
 
     @gluon.jit
+    def is_signalled(self, work, last_seen):
+        """Look once whether the chunks of `work` are there; if so it is as if waited for."""
+        _chunk, late = self.wait_signal(work, last_seen, gl.to_tensor(0).to(gl.int64))
+        return late < 0
+
+    @gluon.jit
     def wait_signal(self, work, last_seen, deadline):
         """Wait for the chunks of `work` but `last_seen`, the last tile's: (its chunk, late or -1).
 
@@ -243,8 +273,7 @@ class AsyncInputScheduler:
 class DynamicPersistentScheduler:
     """A counter in global memory deals the tiles: see `host`'s class.
 
-    `counter` must be 0 at the launch. `mail` holds two slots of one int32, each with a barrier
-    `mail_full` (1 arrival) and `mail_empty` (one of each thread that reads).
+    `counter` must be 0 at the launch. Tickets are mailed: see `send`.
     """
 
     order: TileOrder
@@ -267,21 +296,19 @@ class DynamicPersistentScheduler:
         return self.order.get_current_work_for_linear_idx(gl.program_id(0))
 
     @gluon.jit
+    def draw(self):
+        """The linear index of the next ticket, which nobody else gets; it is not mailed."""
+        return gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
+
+    @gluon.jit
     def fetch_next_work(self, count):
         """Draw a ticket and mail it, as the partition that draws; `count` is tiles drawn before."""
-        linear = gl.atomic_add(self.counter, 1, sem="relaxed") + gl.num_programs(0)
-        slot = count & 1
-        mbarrier.wait(self.mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
-        letter = gl.full([1], linear, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-        self.mail.index(slot).store(letter)
-        mbarrier.arrive(self.mail_full.index(slot), count=1)
+        linear = self.draw()
+        send(self.mail, self.mail_full, self.mail_empty, count, linear)
         return self.order.get_current_work_for_linear_idx(linear)
 
     @gluon.jit
     def receive_next_work(self, count):
         """The tile that was drawn, as one of the other partitions, of four warps."""
-        slot = count & 1
-        mbarrier.wait(self.mail_full.index(slot), (count >> 1) & 1)
-        letter = self.mail.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
-        arrive_each_thread(self.mail_empty.index(slot))
-        return self.order.get_current_work_for_linear_idx(gl.max(letter, 0))
+        linear = receive(self.mail, self.mail_full, self.mail_empty, count)
+        return self.order.get_current_work_for_linear_idx(linear)

@@ -199,5 +199,16 @@ CASES = {
     ),
     "edges": partial(run_arrived, (0, 70, 71, 200, 300), {}, small(128, 128)),
     "edges-fused": partial(run_arrived, (0, 70, 71, 200, 300), ARRIVING, small(64, 128)),
+    "arriving-dynamic": partial(
+        run_arriving,
+        (0, 128, 256, 384, 512),
+        (3, 0, 2, 1),
+        None,
+        small(128, 128, scheduler="dynamic"),
+    ),
+    "edges-dynamic": partial(
+        run_arrived, (0, 70, 71, 200, 300), {}, small(128, 128, scheduler="dynamic")
+    ),
     "late": partial(run_late, small(128, 128)),
+    "late-dynamic": partial(run_late, small(128, 128, scheduler="dynamic")),
 }

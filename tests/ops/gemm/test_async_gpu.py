@@ -18,9 +18,11 @@ import tileloom
 from tileloom import errors
 from tileloom.ops.gemm import async_input_matmul, check_signals, matmul
 from tileloom.ops.gemm.async_input import even_offsets
+from tileloom.ops.gemm.config import GluonSm90Config
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16
+DEALT = GluonSm90Config(scheduler="dynamic")
 
 
 def _used_stream():
@@ -35,8 +37,9 @@ def _used_stream():
     return stream
 
 
+@pytest.mark.parametrize("config", [None, DEALT], ids=str)
 @pytest.mark.parametrize("seed", range(6))
-def test_chunks_brought_by_a_copy_stream_equal_the_plain_product(seed):
+def test_chunks_brought_by_a_copy_stream_equal_the_plain_product(seed, config):
     dice = random.Random(seed)
     m, chunks = dice.choice([600, 1111, 4096]), dice.choice([1, 2, 5, 8])
     offsets = even_offsets(m, chunks)
@@ -55,7 +58,7 @@ def test_chunks_brought_by_a_copy_stream_equal_the_plain_product(seed):
         torch.cuda.synchronize()
         out = async_input_matmul(
             here, b, flags.view(torch.uint32), chunk_offsets=offsets, epoch=epoch, timeout_s=5.0,
-            chunk_pivot=dice.randrange(chunks),
+            chunk_pivot=dice.randrange(chunks), config=config,
         )  # fmt: skip
         with torch.cuda.stream(side):
             for chunk in order:
@@ -109,19 +112,24 @@ def test_the_seeds_operator_where_the_original_hangs_or_refuses(rows):
     assert torch.equal(torch.ops.tileloom.async_input_mm(a, b, flags, 1), matmul(a, b))
 
 
+@pytest.mark.parametrize(("n", "config"), [(1032, None), (33_792, None), (33_792, DEALT)], ids=str)
 @pytest.mark.parametrize("chunks", [2, 4, 8])
-def test_rows_that_are_there_are_done_while_others_are_missing(chunks):
-    """The pivot's rows of the output are read while the kernel still waits for all the others."""
-    a, b, _ = MatmulCase(256 * chunks, 1032, 520).inputs("cuda")
+def test_rows_that_are_there_are_done_while_others_are_missing(chunks, n, config):
+    """The pivot's rows of the output are read while the kernel still waits for all the others.
+
+    With many columns each block has tiles of the pivot, and waits for rows of its next one.
+    """
+    a, b, _ = MatmulCase(256 * chunks, n, 520).inputs("cuda")
     right, side, pivot = matmul(a, b), _used_stream(), chunks - 1
     flags = torch.zeros(chunks, dtype=torch.int32, device="cuda")
     one = torch.ones(1, dtype=torch.int32).pin_memory()
     flags[pivot] = 1
-    early = torch.zeros(256, 1032, dtype=BF16).pin_memory()
+    early = torch.zeros(256, n, dtype=BF16).pin_memory()
     rows_right = right[256 * pivot :].cpu()  # later it would wait for the kernel that spins
     done = torch.cuda.Event()
     torch.cuda.synchronize()
-    out = async_input_matmul(a, b, flags.view(torch.uint32), chunk_pivot=pivot, timeout_s=5.0)
+    signals = flags.view(torch.uint32)
+    out = async_input_matmul(a, b, signals, chunk_pivot=pivot, timeout_s=5.0, config=config)
     done.record()
     time.sleep(0.025)
     with torch.cuda.stream(side):
@@ -204,8 +212,9 @@ def test_flags_written_by_the_stream_and_by_the_host():
     assert torch.equal(out, matmul(a, b))
 
 
+@pytest.mark.parametrize("config", [None, DEALT], ids=str)
 @pytest.mark.parametrize("late", range(4))
-def test_a_chunk_that_is_late_but_in_time(late):
+def test_a_chunk_that_is_late_but_in_time(late, config):
     """The other chunks and the product of six calls are right; nobody gives up before his time."""
     a, b, _ = MatmulCase(1111, 1032, 520).inputs("cuda")
     plain, side, offsets = matmul(a, b), _used_stream(), even_offsets(1111, 4)
@@ -215,7 +224,8 @@ def test_a_chunk_that_is_late_but_in_time(late):
         here.fill_(float("nan"))
         one.fill_(epoch)
         torch.cuda.synchronize()
-        out = async_input_matmul(here, b, flags.view(torch.uint32), epoch=epoch, timeout_s=10.0)
+        signals = flags.view(torch.uint32)
+        out = async_input_matmul(here, b, signals, epoch=epoch, timeout_s=10.0, config=config)
         with torch.cuda.stream(side):
             for chunk in range(4):
                 time.sleep(0.025 if chunk == late else 0.0)

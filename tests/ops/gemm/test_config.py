@@ -82,10 +82,19 @@ def test_tiles_that_a_counter_deals_go_in_groups_of_rows():
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
-def test_a_product_that_waits_gets_tiles_of_c_dealt_by_turns(chunks):
-    for m, n in ((16, 4096), (512, 6144), (4096, 28672), (8192, 8192)):
-        config = gluon_rule(_problem(m, n, 4096, chunks=chunks), 132)
-        assert (config.swap_ab, config.scheduler) == (False, "static")
+def test_a_product_that_waits_gets_tiles_of_c(chunks):
+    """A counter deals them where many waves are stored early, and nothing follows the product."""
+
+    def chosen(m, n, k=4096, **more):
+        config = gluon_rule(_problem(m, n, k, chunks=chunks, **more), 132)
+        assert not config.swap_ab
+        return config.scheduler
+
+    assert {chosen(16, 4096), chosen(512, 6144), chosen(2048, 2048)} == {"static"}
+    assert {chosen(4096, 28672), chosen(8192, 8192, 8192)} == {"dynamic"}
+    assert chosen(8192, 8192, 14336) == "static"
+    assert chosen(8192, 8192, activation="relu") == "static"
+    assert chosen(8192, 8192, out_dtype=FP32) == "static"
 
 
 def test_no_tile_of_equal_chunks_waits_for_two():

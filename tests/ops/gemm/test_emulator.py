@@ -123,12 +123,14 @@ CHUNKS = {
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("scheduler", ["static", "dynamic"])
 @pytest.mark.parametrize("name", CHUNKS)
-def test_chunks_that_arrive_while_the_kernel_runs(name, level):
+def test_chunks_that_arrive_while_the_kernel_runs(name, scheduler, level):
+    config = small(128, 128, scheduler=scheduler)
     orders = list(itertools.permutations(range(4)))[::7]
     for (schedule, seed), order in zip(itertools.cycle(SCHEDULES), orders):
         with emulator.run(schedule=schedule, seed=seed, level=level, sms=SMS, collect=True) as run:
-            emulated.run_async(run, CHUNKS[name], 2, order, config=small(128, 128))
+            emulated.run_async(run, CHUNKS[name], 2, order, config=config)
         assert [r.text() for r in run.errors] == []
 
 
@@ -155,12 +157,14 @@ def test_async_equals_the_plain_product_bit_for_bit():
         assert torch.equal(torch.ops.tileloom.async_input_mm(a, b, flags, 3), plain)
 
 
-def test_a_chunk_that_never_comes_ends_the_kernel_and_is_said_once():
+@pytest.mark.parametrize("scheduler", ["static", "dynamic"])
+def test_a_chunk_that_never_comes_ends_the_kernel_and_is_said_once(scheduler):
     a, b, _ = MatmulCase(300, 136, 200).inputs()
     flags = torch.tensor([9, 9, 8, 9], dtype=torch.int32).view(torch.uint32)
+    config = small(128, 128, scheduler=scheduler)
     with emulator.run(sms=SMS):
         out = async_input_matmul(a, b, flags, chunk_offsets=CHUNKS["uneven"], epoch=9,
-                                 timeout_s=1e-5)  # fmt: skip
+                                 timeout_s=1e-5, config=config)  # fmt: skip
         with pytest.raises(errors.SignalTimeoutError) as caught:
             check_signals()
         check_signals()

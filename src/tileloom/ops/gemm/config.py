@@ -196,8 +196,7 @@ class GluonSm90Config:
         """Whether the next tile is begun before one is stored: see `pieces_early_sm90.py`.
 
         By what was measured: faster where several waves have few steps of k each. It needs the
-        registers of 16-bit outputs that nothing else is done to; with chunks (dealt by turns) a
-        finished tile would wait for the rows of the next one.
+        registers of 16-bit outputs that nothing else is done to.
         """
         is_plain = problem.bias_dtype is None and not problem.activation
         is_simple = is_plain and problem.residual is None and not self.tail
@@ -245,8 +244,11 @@ class GluonSm90Config:
             why.append(f"swizzle_size is {self.swizzle_size}, not at least 1")
         if self.scheduler not in ("static", "dynamic"):
             why.append(f"scheduler is {shown_value(self.scheduler)}, not 'static' or 'dynamic'")
-        elif self.scheduler == "dynamic" and problem.chunks:
-            why.append("scheduler is 'dynamic', and chunks are dealt by turns")
+        elif self.scheduler == "dynamic" and problem.chunks and not self.stores_early(problem):
+            why.append(
+                "scheduler is 'dynamic', and chunks are dealt by turns but for products alone, "
+                "of 16 bits and K of 8192 at most"
+            )
         why += self._split_faults(problem)
         if not why:
             needed = self.smem_bytes(problem, max(2, self.stages_of(problem)))
@@ -375,7 +377,7 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     * Above, from 4 waves of 128 x 256 on, a counter deals the tiles: dealt by turns, blocks drift
       apart and no longer read the same rows at about the same time. Groups of 12 rows of tiles
       make about a square of the 132 that run together; where C is wide and k deep the operands
-      are exchanged.
+      are exchanged. With chunks only products alone, whose tiles are stored early.
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
         return _few_rows(problem, sms)
@@ -389,8 +391,11 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
     is_wide = (best.block_m, best.block_n) == (128, 256)
     is_short = problem.m <= _MIDDLE_ROWS or _waves(problem, sms, best) < _MANY_WAVES
-    if problem.chunks or not is_wide or is_short:
+    if not is_wide or is_short:
         return best
+    if problem.chunks:
+        dealt = replace(best, scheduler="dynamic")
+        return dealt if dealt.stores_early(problem) else best
     if problem.n > 2 * problem.m and problem.k >= _DEEP:
         return replace(best, scheduler="dynamic", swap_ab=True)
     return replace(best, scheduler="dynamic", swizzle_size=12)

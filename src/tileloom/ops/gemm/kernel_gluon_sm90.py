@@ -11,7 +11,7 @@ for tiles of 64 rows, along N. One wgmma is kept in flight, and the slot before 
 The epilogue overlaps the next tile's loads: the producer never waits for a store. With
 EARLY it also overlaps the next tile's first step (`pieces_early_sm90.py`). TMA fills what
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
-waits for all chunks that have rows in it.
+waits for all chunks that have rows in it, and a tile is stored early if the next one's are there.
 
 With SWAP_AB the kernel is given the product B^T A^T of the same tensors and turns its tiles as it
 stores them: its rows are C's columns. Few rows of A then fill the few columns of a tile.
@@ -47,7 +47,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.memory import globaltimer, load_acquire, store_release
 from tileloom.ops.gemm.pieces_activation import activate_gluon
-from tileloom.ops.gemm.pieces_early_sm90 import consumer_early
+from tileloom.ops.gemm.pieces_early_sm90 import consumer_early, send_signalled
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
     gather_parts,
     k_range,
@@ -105,8 +105,8 @@ def _load_tile(
 
 @gluon.jit
 def _producer(
-    scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, status, claim,
-    timeout_us, k_steps, BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr,
+    scheduler, signals, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, status,
+    claim, timeout_us, k_steps, BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr,
     B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
     CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
@@ -115,18 +115,19 @@ def _producer(
     count = 0
     seen = -1
     late = -1
+    is_there = gl.to_tensor(False)
     work = scheduler.initial_work_tile_info()
     gdc_wait()
     if CHUNKED:
         deadline = gl.where(timeout_us < 0, 2**63 - 1, globaltimer() + timeout_us * 1000)
     while work.is_valid_tile:
         if CHUNKED:
-            if late < 0:
-                seen, late = scheduler.wait_signal(work, seen, deadline)
+            if (late < 0) & (is_there == 0):
+                seen, late = signals.wait_signal(work, seen, deadline)
                 if late >= 0:  # one program says it to the host; none waits any more
                     if gl.atomic_cas(claim, 0, 1, sem="relaxed") == 0:
-                        gl.store(status + 1, scheduler.epoch)
-                        flag = load_acquire(scheduler.flags + late, "sys")
+                        gl.store(status + 1, signals.epoch)
+                        flag = load_acquire(signals.flags + late, "sys")
                         gl.store(status + 2, flag)
                         store_release(status, late + 1, "sys")
         batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
@@ -136,7 +137,10 @@ def _producer(
             CONSUMERS, TAIL,
         )  # fmt: skip
         if DYNAMIC:
-            work = scheduler.fetch_next_work(count)
+            if CHUNKED:
+                work, seen, is_there = send_signalled(scheduler, signals, seen, late, count)
+            else:
+                work = scheduler.fetch_next_work(count)
         else:
             work = scheduler.fetch_next_work(work)
         count += 1
@@ -175,7 +179,7 @@ def _consumer_late(
         acc, tail, _before, stage, phase = multiply(
             zeros(WM, WN - TAIL), zeros(WM, TAIL if TAIL > 0 else WN), a_smem, b_smem, tail_smem,
             full, empty, steps, stage, phase, WG, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS,
-            TAIL, False,
+            TAIL, 0, False,
         )  # fmt: skip
         if HAS_BIAS:
             bias_smem.store(bias)
@@ -221,11 +225,12 @@ def _consumer(
     SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, BUFFERS: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, DYNAMIC: gl.constexpr,
     SPLITS: gl.constexpr, SWAP_AB: gl.constexpr, TAIL: gl.constexpr, EARLY: gl.constexpr,
+    CHUNKED: gl.constexpr,
 ):  # fmt: skip
     if EARLY:
         consumer_early(
             WG, scheduler, out_desc, a_smem, b_smem, c_smem, full, empty, k_steps, WM, WN,
-            A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, SWAP_AB,
+            A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS, SWAP_AB, CHUNKED,
         )  # fmt: skip
     else:
         _consumer_late(
@@ -245,8 +250,8 @@ SIZES = (
 @gluon.jit(do_not_specialize=SIZES)
 def matmul_kernel(
     a_desc, b_desc, tail_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status,
-    counter, partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total, rows,
-    chunks, pivot, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    claim, counter, partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total,
+    rows, chunks, pivot, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
@@ -297,15 +302,17 @@ def matmul_kernel(
         table = out_ptr  # never used
     if not CHUNKED:
         status = out_ptr  # never used
-        if not DYNAMIC and SPLITS == 1:
-            counter = out_ptr  # never used
+        claim = out_ptr
+    if not DYNAMIC and SPLITS == 1:
+        counter = out_ptr  # never used
     if SPLITS == 1:
         partials = out_ptr  # never used
     order = TileOrder(m, tiles_n, total, rows, chunks, pivot, table, BLOCK_M, SWIZZLE, ALONG_M,
                       UNIFORM)  # fmt: skip
+    signals = ()
     if CHUNKED:
-        scheduler = AsyncInputScheduler(order, flags, epoch.to(gl.int32), ANY)
-    elif DYNAMIC:
+        signals = AsyncInputScheduler(order, flags, epoch.to(gl.int32), ANY)
+    if DYNAMIC:
         mail = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         mail_full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
         mail_empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
@@ -313,6 +320,8 @@ def matmul_kernel(
             mbarrier.init(mail_full.index(i), count=1)
             mbarrier.init(mail_empty.index(i), count=128 * CONSUMERS)
         scheduler = DynamicPersistentScheduler(order, counter, mail, mail_full, mail_empty)
+    elif CHUNKED:
+        scheduler = signals
     else:
         scheduler = StaticPersistentScheduler(order)
     fence_async_shared()
@@ -323,14 +332,14 @@ def matmul_kernel(
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
-                         EARLY)),
+                         EARLY, CHUNKED)),
             (_consumer, (1, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
-                         EARLY)),
-            (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
-                         empty, status, counter, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
+                         EARLY, CHUNKED)),
+            (_producer, (scheduler, signals, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem,
+                         full, empty, status, claim, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
                          B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
         ], [4, 1], [240, 32])  # fmt: skip
     else:
@@ -339,18 +348,18 @@ def matmul_kernel(
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
-                         EARLY)),
+                         EARLY, CHUNKED)),
             (_consumer, (1, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
-                         EARLY)),
+                         EARLY, CHUNKED)),
             (_consumer, (2, scheduler, out_desc, residual_desc, bias_ptr, bias_smem, partials,
                          counter, a_smem, b_smem, tail_smem, c_smem, full, empty, residual_full, n,
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
-                         EARLY)),
-            (_producer, (scheduler, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full,
-                         empty, status, counter, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
+                         EARLY, CHUNKED)),
+            (_producer, (scheduler, signals, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem,
+                         full, empty, status, claim, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
                          B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
         ], [4, 4, 1], [160, 160, 32])  # fmt: skip

@@ -189,6 +189,7 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("fp32", replace(linear, out_dtype=torch.float32), wide))
     specs.append(_gluon_spec("chunks", replace(linear, chunks=8), wide))
     dealt = replace(wide, scheduler="dynamic")
+    specs.append(_gluon_spec("chunks-dynamic", replace(linear, chunks=8), dealt))
     specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=12)))
     specs.append(_gluon_spec("dynamic-fused", fused, replace(dealt, swizzle_size=12)))
     specs.append(_gluon_spec("swap-dynamic", linear, replace(dealt, swap_ab=True)))
@@ -212,8 +213,9 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     constexprs = launch.constants(problem, config, params, chunked=is_chunked)
     box = launch.boxes(problem, config)
     box["residual_desc"] = box["out_desc"]
-    signature = {"out_ptr": f"*{out}", "bias_ptr": f"*{dtype}", "table": "*i32", "flags": "*u32",
-                 "status": "*i32", "counter": "*i32", "partials": "*fp32"}  # fmt: skip
+    signature = dict.fromkeys(("table", "status", "claim", "counter"), "*i32")
+    signature |= {"out_ptr": f"*{out}", "bias_ptr": f"*{dtype}", "flags": "*u32"}
+    signature["partials"] = "*fp32"
     layouts: dict[str, dict[str, int]] = {}
     for name, (rows, columns) in box.items():
         kind = dtype if name in ("a_desc", "b_desc", "tail_desc") else out
@@ -231,7 +233,8 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
         "table": True,
         "flags": not is_chunked,
         "status": not is_chunked,
-        "counter": config.scheduler != "dynamic" and not is_chunked and config.splits == 1,
+        "claim": not is_chunked,
+        "counter": config.scheduler != "dynamic" and config.splits == 1,
         "partials": config.splits == 1,
     }
     constexprs |= {name: None for name, is_absent in absent.items() if is_absent}

@@ -147,7 +147,7 @@ def bind_matmul(
     bound = prepared(matmul_kernel, num_warps=4, launch_pdl=True).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
-        *(None, None, None, *(*shared(a), None, None)[:2], 0, 0),
+        *(None, None, None, None, *(*shared(a), None, None)[:2], 0, 0),
         *_sizes(config.seen(problem), params),
         **constants(problem, config, params, chunked=False),
     )
@@ -220,10 +220,12 @@ def bind_async_matmul(
     table = None
     if not params.rows_per_chunk:
         table = torch.tensor(params.to_device(), dtype=torch.int32).to(a.device)
+    shared = _shared(config, params)
     bound = prepared(matmul_kernel, num_warps=4, launch_pdl=True).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
-        *(table, flags, status_of(a).seen, status_of(a).claim, None, Number(0), Number(0)),
+        *(table, flags, status_of(a).seen, status_of(a).claim, *(*shared(a), None, None)[:2]),
+        *(Number(0), Number(0)),
         *_sizes(problem, params),
         **constants(problem, config, params, chunked=True, any_value=any_value),
     )
@@ -240,7 +242,7 @@ def bind_async_matmul(
     ) -> None:
         status = status_of(a)
         given = _present(a, b, b if config.tail else None, out, residual, out, bias, table, flags)
-        bound.launch(*given, status.seen, status.claim, epoch, timeout_us)
+        bound.launch(*given, status.seen, status.claim, *shared(a), epoch, timeout_us)
 
     return launch
 
