@@ -152,12 +152,18 @@ def triton_config(spec: KernelSpec) -> TritonConfig:
 def _gluon_case(spec: KernelSpec) -> AttentionCase:
     config = gluon_config(spec)
     dtype, _ = _tile(spec, "k_desc")
-    is_even = bool(spec.constexprs["EVEN"])
+    is_even, is_once = (bool(spec.constexprs[name]) for name in ("EVEN", "ONCE"))
+    is_odd = not (is_even or is_once)
     tiles = 1 if spec.constexprs["HAS_LENGTHS"] else 2
+    more = 64 if spec.constexprs["SPREAD"] else 0
+    if config.consumers == 3 and is_odd:
+        more -= 64  # with the 7 below, a warpgroup has few rows, but none has none
+    len_k = config.block_n * 2 * config.stages + (config.block_n if is_even else 64)
+    if is_odd:
+        len_k -= 27
     return _case(
         spec, _DTYPES[dtype], head_dims(spec),
-        len_q=tiles * config.block_m + (0 if is_even else 7),
-        len_k=config.block_n * 2 * config.stages + (config.block_n if is_even else 37),
+        len_q=tiles * config.block_m + more + (7 if is_odd else 0), len_k=len_k,
     )  # fmt: skip
 
 

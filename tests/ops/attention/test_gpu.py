@@ -162,6 +162,24 @@ def test_lengths_around_the_tiles_edges_are_right(len_q, dim, form, backend):
         judge(AttentionCase(form, (2, 2, 1, len_q, len_k, dim, dim), BF16, mask=extra), backend)
 
 
+@pytest.mark.parametrize(
+    ("len_q", "len_k", "dim", "form"),
+    [
+        *((n, n, 64, "full") for n in (1000, 1024, 4096)),  # tiles of three warpgroups, or of two
+        *((n, n, 64, "causal") for n in (8192, 8256, 8300)),
+        *((n, n, dim, "causal") for dim in (128, 256) for n in (1024, 1000, 2048)),
+        (700, 1300, 256, "causal"),
+        (2048, 1088, 256, "causal"),
+        (512, 4096, 128, "causal"),
+    ],
+)
+def test_rows_and_blocks_that_are_dealt_out_unevenly(len_q, len_k, dim, form):
+    """Those of the Hopper forward; see `test_tiles_emulator.py`."""
+    extra = None if form == "full" else cases.shown_by(masks.causal("bottom_right"))
+    sizes = (2, 3, 1, len_q, len_k, dim, dim)
+    judge(AttentionCase(form, sizes, BF16, mask=extra), "gluon_sm90")
+
+
 @pytest.mark.parametrize("anchor", ["top_left", "bottom_right"])
 @pytest.mark.parametrize(("len_q", "len_k"), [(300, 700), (700, 300)])
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (100, 31), (128, None), (None, 64), (500, 0)])

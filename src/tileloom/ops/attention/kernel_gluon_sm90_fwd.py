@@ -8,8 +8,8 @@ With LAZY, m stays until it would grow by 8: O is hardly ever multiplied.
 Picture. Persistent blocks, one an SM, take tiles of 64 * CONSUMERS query rows of one head. One
 producer warp loads by TMA; each consumer warpgroup owns 64 rows, holds S, P and O in registers, and
 runs the softmax of key block j while P V of block j - 1 is on the tensor cores. Tiles of equal
-length are dealt round robin; where a diagonal or lengths make them unequal, the producer draws the
-next tile from a counter in global memory and mails its number to the consumers.
+length are dealt round robin; where they are unequal, the producer draws the next one from a
+counter in global memory, LATE or early in a tile, and mails its number to the consumers.
 
     keys:            start .................................. end
     with a band:   [ n-1 ][ n-2 ] ...            [ 1 ][ 0 ]       <- from the diagonal leftwards
@@ -18,7 +18,12 @@ next tile from a counter in global memory and mails its number to the consumers.
 Key blocks are laid from the right end of what the tile may see, so that no block reaches past it:
 the keys behind a length or a diagonal are never loaded. The leftmost block may begin before key 0;
 TMA fills those rows with zeros. Only a left window bound can leave hidden keys in a tile, in the
-leftmost block; those rows of V are cleared in shared memory (`clear_hidden`).
+leftmost block; those rows of V are cleared in shared memory (`clear_hidden`). LATE: a warpgroup
+hands back unseen the blocks behind the diagonal of its own rows (`skip_blocks`). ONCE: it meets the
+diagonal in the first block that it sees and in no other, and there is no loop for more.
+
+SPREAD: where rows do not fill the tiles of three warpgroups, they are dealt out evenly
+(`shares_of`): a short tile has one warpgroup without rows, which hands back all blocks but one.
 
 Packed sequences (`pieces_packed.py`): tiles are laid from each sequence's right end as well. Before
 row 0 TMA loads zeros, and O leaves from registers. All tiles are mailed, with their sequences.
@@ -72,6 +77,7 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
     clear_hidden,
     column_of,
+    cut_blocks,
     first_letter,
     live_tile,
     mail_tile,
@@ -81,10 +87,12 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     row_sum,
     rows_of_tile,
     slot_of,
+    store_lse,
     store_out,
     store_registers,
     turn_begin,
     turn_end,
+    unseen_blocks,
 )
 from tileloom.ops.attention.pieces_philox import philox_state
 from tileloom.ops.attention.pieces_rings_sm90 import (
@@ -96,6 +104,7 @@ from tileloom.ops.attention.pieces_rings_sm90 import (
     load_rows,
     place_of,
     release,
+    skip_blocks,
     values_of,
 )
 from tileloom.ops.attention.pieces_scores_sm90 import (
@@ -108,15 +117,13 @@ from tileloom.ops.attention.pieces_scores_sm90 import (
 )
 from tileloom.ops.attention.pieces_step_sm90 import block_softmax, from_pairs, packed_pairs, step
 
-LN2 = gl.constexpr(0.6931471805599453)
-
 
 @gluon.jit
 def _producer(
     q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     DYNAMIC: gl.constexpr, PACKED: gl.constexpr, ORDER: gl.constexpr, BIAS_MODE: gl.constexpr,
-    MASK_MODE: gl.constexpr,
+    MASK_MODE: gl.constexpr, SPREAD: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
     (
@@ -132,7 +139,7 @@ def _producer(
     RIDES: gl.constexpr = BIAS_MODE == 3 or MASK_MODE == 3
     letter = live_tile(
         gl.program_id(0), counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-        ORDER, PACKED,
+        ORDER, PACKED, SPREAD,
     )  # fmt: skip
     none = first_letter(tiles * heads, PACKED)
     if PACKED:
@@ -144,23 +151,25 @@ def _producer(
         suspect = none  # the tile before, while its verdict is to come
         fresh = letter  # the next tile that nobody had
     while letter < none:
-        place = letter
-        if HIDES:  # -1 - letter: the tile goes round for the second time
-            place = gl.maximum(letter, -1 - letter)
+        # -1 - letter: the tile goes round for the second time.
+        place = gl.maximum(letter, -1 - letter) if HIDES else letter
         batch, head, row, batch_q, batch_k, rows, keys, _ = rows_of_tile(
             opened(place, PACKED), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-            ORDER, PACKED,
+            ORDER, PACKED, SPREAD,
         )  # fmt: skip
         kv_head = head // group
-        start, end, _, _ = range_of(
-            lengths_ptr, batch, row, rows, keys, left_top, right_top, left_bottom, right_bottom,
-            BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
+        start, end, _, _, _ = range_of(
+            lengths_ptr, batch, row, rows, keys, tiles, left_top, right_top, left_bottom,
+            right_bottom, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, SPREAD,
         )  # fmt: skip
         if not HIDES:
             fresh = letter + gl.num_programs(0)
         elif letter >= 0:
             fresh = letter + gl.num_programs(0)
         blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
+        # Behind the first loads, which hide the latency of the atomic, or behind the last: a tile
+        # that is drawn early waits for this one to end, while another program may have none.
+        drawn = blocks - 1 if LATE else 0
         for j in range(blocks):
             k_slot, k_phase = slot_of(item, SLOTS)
             v_slot, v_phase = slot_of(item + 1, SLOTS)
@@ -186,12 +195,11 @@ def _producer(
             place_v = place_of(rings, v_slot, SLOTS)
             load_rows(v_desc, at, ring_full[1].index(v_slot // 2), rings[1], place_v, 1)
             if DYNAMIC:
-                # Behind the first loads, which hide the latency of the atomic.
-                if (j == 0) & (place == letter):
+                if (j == drawn) & (place == letter):
                     fresh = live_tile(
                         gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0), counter,
                         tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M, ORDER,
-                        PACKED,
+                        PACKED, SPREAD,
                     )  # fmt: skip
                     if not HIDES:
                         mail_tile(fresh, count + PACKED, mail, mail_full, mail_empty)
@@ -212,9 +220,9 @@ def _consumer(
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     DYNAMIC: gl.constexpr, EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr,
     TURNS: gl.constexpr, HELD: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr,
-    ALIGNED: gl.constexpr, PACKED: gl.constexpr, ORDER: gl.constexpr, BIAS_MODE: gl.constexpr,
-    BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr,
-    DROPOUT: gl.constexpr,
+    ALIGNED: gl.constexpr, ONCE: gl.constexpr, PACKED: gl.constexpr, ORDER: gl.constexpr,
+    BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr, MASK_MODE: gl.constexpr,
+    MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr, SPREAD: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     q_smem, rings, mail, q_full, q_empty, ring_full, ring_empty, mail_full, mail_empty = smem
     (
@@ -235,8 +243,10 @@ def _consumer(
     BAND: gl.constexpr = HAS_RIGHT or HAS_LEFT
     CUT_LEFT: gl.constexpr = HAS_LEFT and not APART
     CUT_EDGE: gl.constexpr = EDGE and not ALIGNED
+    RIGHT_LOOP: gl.constexpr = HAS_RIGHT and not ONCE
     LEFT_LOOP: gl.constexpr = HAS_LEFT or (HAS_RIGHT and EDGE)
     HIDES: gl.constexpr = BIAS_MODE + MASK_MODE > 0
+    BEHIND: gl.constexpr = LATE and 64 * (CONSUMERS - 1 - WG) >= BLOCK_N
     if TURNS and WG == CONSUMERS - 1:
         named_barrier_arrive(TURN, 256)
     letter = gl.program_id(0)
@@ -246,32 +256,27 @@ def _consumer(
     count = 0
     base = 0  # item of this tile's first K
     while letter < none:
-        place = letter
-        if HIDES:
-            place = gl.maximum(letter, -1 - letter)
+        place = gl.maximum(letter, -1 - letter) if HIDES else letter
         batch, head, tile_row, batch_q, _, rows, keys, line = rows_of_tile(
             opened(place, PACKED), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-            ORDER, PACKED,
+            ORDER, PACKED, SPREAD,
         )  # fmt: skip
-        start, end, lo, hi = range_of(
-            lengths_ptr, batch, tile_row, rows, keys, left_top, right_top, left_bottom,
-            right_bottom, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
+        start, end, lo, hi, last = range_of(
+            lengths_ptr, batch, tile_row, rows, keys, tiles, left_top, right_top, left_bottom,
+            right_bottom, BLOCK_M, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, SPREAD,
         )  # fmt: skip
         row = tile_row + 64 * WG
         blocks = gl.maximum(gl.cdiv(end - start, BLOCK_N), 1)
-        # Masked: block 0, 1 .. clear - 1 (the right bound), edge .. blocks - 1 (the left bound).
-        clear = 1
-        if HAS_RIGHT:
-            clear = gl.minimum(gl.maximum(gl.cdiv(end - 1 - row - hi, BLOCK_N), 1), blocks)
-        edge = blocks
-        if LEFT_LOOP:
-            first = 0
-            if HAS_LEFT:
-                first = gl.maximum(row + 63 + lo, 0)
-            edge = gl.minimum(gl.maximum((end - first) // BLOCK_N, clear), blocks)
+        begin = 0
+        if BEHIND or SPREAD:
+            begin = unseen_blocks(row, last, end, hi, blocks, BLOCK_N, BEHIND, SPREAD)
+            skip_blocks(ring_full, ring_empty, base, begin, WG, CONSUMERS, TURNS)
+        clear, edge = cut_blocks(
+            begin, blocks, row, end, lo, hi, BLOCK_N, HAS_LEFT, RIGHT_LOOP, LEFT_LOOP
+        )
 
         buffer = (count % Q_BUFFERS) * CONSUMERS + WG
-        slot, phase = slot_of(base, SLOTS)
+        slot, phase = slot_of(base + 2 * begin, SLOTS)
         mbarrier.wait(q_full.index(buffer), (count // Q_BUFFERS) & 1)
         q = (q_smem, buffer, held_columns(q_smem, buffer, HELD, S_LAYOUT))
         mbarrier.wait(ring_full[0].index(slot // 2), phase)
@@ -295,7 +300,7 @@ def _consumer(
             seed, offset, threshold, _keep_scale = dropout
             numbers = numbers_of_rows(offset, batch, head, heads_q, row, len_q, len_k, end)
             dropped = (numbers, seed, threshold)
-            col = column_of(0, blocks, end, BLOCK_N, BAND)
+            col = column_of(begin, blocks, end, BLOCK_N, BAND)
             # While Q K^T of the first block runs; a step does it before its products.
             bits = kept_bits(numbers, col, seed, threshold, BLOCK_N)
         if STORE_TMA:
@@ -306,16 +311,16 @@ def _consumer(
         release(ring_empty, slot, 0, CONSUMERS)
         m = gl.full([64], float("-inf"), gl.float32, ROWS)
         p, _, m, total = block_softmax(
-            s, m, row_sum(zero), scale, row, column_of(0, blocks, end, BLOCK_N, BAND), lo, hi,
-            base, given, WG, CONSUMERS, HAS_RIGHT, CUT_LEFT, CUT_EDGE, True, EVEN,
+            s, m, row_sum(zero), scale, row, column_of(begin, blocks, end, BLOCK_N, BAND), lo, hi,
+            base + 2 * begin, given, WG, CONSUMERS, HAS_RIGHT, CUT_LEFT, CUT_EDGE, True, EVEN,
             BIAS_MODE, BIAS_VECTOR, MASK_MODE, MASK_VECTOR, False,
         )  # fmt: skip
         if DROPOUT:
             p = drop(p, bits)
         p = packed_pairs(p, q_smem.dtype)
         acc = gl.zeros([64, D], gl.float32, O_LAYOUT)
-        if HAS_RIGHT:
-            for j in range(1, clear):
+        if RIGHT_LOOP:
+            for j in range(begin + 1, clear):
                 col = column_of(j, blocks, end, BLOCK_N, BAND)
                 p, acc, m, total = step(
                     q, rings, ring_full, ring_empty, p, acc, m, total, base + 2 * j, row, col,
@@ -355,19 +360,10 @@ def _consumer(
         turn_begin(WG, TURNS)
         acc = warpgroup_mma(from_pairs(p, q_smem.dtype, P_LAYOUT), v, acc, is_async=True)
         turn_end(WG, CONSUMERS, TURNS)
-        sums = gl.convert_layout(gl.sum(total, 1), ROWS)
-        is_empty = sums == 0.0
-        if BIAS_MODE > 0:  # m is in natural units
-            lse = gl.where(is_empty, float("-inf"), m + gl.log2(sums) * LN2)
-        else:
-            lse = gl.where(is_empty, float("-inf"), (m + gl.log2(sums)) * LN2)
-        i = row + gl.arange(0, 64, ROWS)
-        if PACKED:
-            gl.store(lse_ptr + line + i.to(gl.int64), lse, mask=(i >= 0) & (i < rows))
-        else:
-            lse_row = lse_ptr + (batch.to(gl.int64) * heads_q + head) * len_q
-            gl.store(lse_row + i.to(gl.int64), lse, mask=i < len_q)
-        inverse = 1.0 / gl.where(is_empty, 1.0, sums)
+        inverse = store_lse(
+            m, total, lse_ptr, line, batch, head, heads_q, len_q, row, last if SPREAD else rows,
+            BIAS_MODE > 0, PACKED,
+        )  # fmt: skip
         if DROPOUT:
             inverse = inverse * dropout[3]
         acc = warpgroup_mma_wait(0, deps=[acc])
@@ -378,6 +374,8 @@ def _consumer(
         spoilt: gl.constexpr = 0
         if HIDES:
             spoilt = judge(acc, count, scores[6], scores[7], WG, CONSUMERS, letter < 0)
+        elif SPREAD:
+            spoilt = gl.where(row < last, 0, 1)
         if STORE_TMA:
             store_out(
                 o_desc, q_smem.index(buffer), o_ptr + at, o_row_stride, o, batch_q, head, row, rows,
@@ -418,14 +416,15 @@ def attention_fwd_kernel(
     HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     EVEN: gl.constexpr, STORE_TMA: gl.constexpr, PIN: gl.constexpr, TURNS: gl.constexpr,
     HELD: gl.constexpr, LAZY: gl.constexpr, APART: gl.constexpr, ALIGNED: gl.constexpr,
-    REGISTERS: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
+    ONCE: gl.constexpr, REGISTERS: gl.constexpr, BIAS_MODE: gl.constexpr, BIAS_VECTOR: gl.constexpr,
     MASK_MODE: gl.constexpr, MASK_VECTOR: gl.constexpr, DROPOUT: gl.constexpr,
-    QK_TILES: gl.constexpr, ORDER: gl.constexpr,
+    QK_TILES: gl.constexpr, ORDER: gl.constexpr, SPREAD: gl.constexpr,
+    LATE: gl.constexpr,
 ):  # fmt: skip
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[2]
     D: gl.constexpr = k_desc.block_type.shape[3]
     PACKED: gl.constexpr = cu_q is not None
-    DYNAMIC: gl.constexpr = HAS_RIGHT or HAS_LENGTHS or PACKED
+    DYNAMIC: gl.constexpr = HAS_RIGHT or HAS_LENGTHS or PACKED or SPREAD
     gl.static_assert(not PACKED or (BIAS_MODE < 3 and MASK_MODE < 3))
     Q_BUFFERS: gl.constexpr = 2 if STORE_TMA else 1
     dtype: gl.constexpr = q_desc.dtype
@@ -469,32 +468,32 @@ def attention_fwd_kernel(
         gl.warp_specialize([
             (_consumer, (0, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
-                         MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, ONCE, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT, SPREAD, LATE)),
             (_consumer, (1, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
-                         MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, ONCE, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT, SPREAD, LATE)),
             (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, ORDER, BIAS_MODE,
-                         MASK_MODE)),
+                         MASK_MODE, SPREAD, LATE)),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize([
             (_consumer, (0, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
-                         MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, ONCE, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT, SPREAD, LATE)),
             (_consumer, (1, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
-                         MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, ONCE, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT, SPREAD, LATE)),
             (_consumer, (2, smem, work, packed, scores, dropout, target, scale, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, EVEN, STORE_TMA, PIN, TURNS,
-                         HELD, LAZY, APART, ALIGNED, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
-                         MASK_MODE, MASK_VECTOR, DROPOUT)),
+                         HELD, LAZY, APART, ALIGNED, ONCE, PACKED, ORDER, BIAS_MODE, BIAS_VECTOR,
+                         MASK_MODE, MASK_VECTOR, DROPOUT, SPREAD, LATE)),
             (_producer, (q_desc, k_desc, v_desc, counter, smem, work, packed, scores, CONSUMERS,
                          HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, DYNAMIC, PACKED, ORDER, BIAS_MODE,
-                         MASK_MODE)),
+                         MASK_MODE, SPREAD, LATE)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 32])  # fmt: skip

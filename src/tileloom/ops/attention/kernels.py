@@ -235,7 +235,6 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "64-row-bias": (500, _RARE + "1.53 ms; plain 1.08."),
     "64-mask": (100, _RARE + "2.2 ms; plain 1.08."),
     "128x64-bias": (1500, _RARE + "not timed."),
-    "192x128-causal": (240, _RARE + "584, cuDNN 483 TFLOP/s; 140 bytes on 3.6.0."),
     "128-dropout": (260, _RARE + "310 TFLOP/s, 273 in the form before; none on 3.6.0."),
     "128-causal-dropout": (300, _RARE + "280 TFLOP/s, 256 in the form before; 188 bytes on 3.6.0."),
     "128-bias": (520, _RARE + "508, plain 659, cuDNN with the bias 306 TFLOP/s."),
@@ -246,16 +245,22 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "256-window-lengths-mask-riding-bias": (3900, _RARE + "not timed; 1372 bytes on 3.6.0."),
     "128-full": (220, _ON_39 + _ON_H200 + "738 at 16k, cuDNN 666."),
     "128-ragged": (250, _ON_39 + _ON_H200 + "738 at 16k, cuDNN 666."),
-    "128-causal": (44, _ON_39 + _ON_H200 + "717 at 16k, cuDNN 615."),
+    "128-causal": (24, _ON_39 + _ON_H200 + "717 at 16k, cuDNN 615."),
     "128-causal-lengths": (24, _ON_39 + _ON_H200 + "717 at 16k without lengths, cuDNN 615."),
     "128-window-lengths": (8, _ON_39 + _ON_H200 + "435 at 4k with a window of 512."),
     "128-packed": (220, _ON_39 + _ON_H200 + "738 at 16k where one sequence, cuDNN 666."),
     "128-packed-causal": (24, _ON_39 + _ON_H200 + "717 at 16k where one sequence, cuDNN 615."),
     "256-packed": (56, _ON_39 + _ON_H200 + "830 at 16k where one sequence, cuDNN 733."),
     "256-packed-causal": (112, _ON_39 + _ON_H200 + "750 at 16k where one sequence, cuDNN 606."),
-    "256-causal": (220, "Outside the loops (SASS). " + _ON_H200 + "750 at 16k, cuDNN 606."),
-    "256-causal-lengths": (250, "Outside the loops (SASS). " + _ON_H200 + "as 256-causal."),
-    "256-window-lengths": (330, "Outside the loops (SASS). " + _ON_H200 + "as 256-causal."),
+    "256-causal": (28, _ON_39 + "2026-11-29, 757 TFLOP/s at 16k, the form before 706."),
+    "256-causal-lengths": (
+        250,
+        "Outside the loops (SASS). " + _ON_H200 + "750 without, cuDNN 606.",
+    ),
+    "256-window-lengths": (
+        330,
+        "Outside the loops (SASS). " + _ON_H200 + "750 without, cuDNN 606.",
+    ),
 }
 """`head dim-form` -> bytes allowed on any Triton, and the measurement that justifies them."""
 
@@ -316,7 +321,7 @@ def _gluon_spec(problem: AttentionProblem, form: _Form) -> KernelSpec:
         constexprs["o_desc"] = None
     if not problem.has_key_lengths:
         constexprs["lengths_ptr"] = None
-    if not is_dynamic(problem):
+    if not is_dynamic(problem, config):
         constexprs["counter"] = None
     if not problem.packed:
         constexprs |= {"cu_q": None, "cu_k": None}

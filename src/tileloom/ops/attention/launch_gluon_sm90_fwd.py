@@ -10,7 +10,7 @@ import torch
 
 from tileloom.launch.launcher import prepared
 from tileloom.ops._counters import zero_counter
-from tileloom.ops.attention.config import GluonSm90Config, head_tiles
+from tileloom.ops.attention.config import GluonSm90Config, head_tiles, is_bare, is_diagonal
 from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_fwd import attention_fwd_kernel
 from tileloom.ops.attention.philox import PhiloxState, dropout_arguments, dropout_values
@@ -62,7 +62,7 @@ def bind_attention_fwd(
     section = section_of(problem, fixed["ORDER"], heads)
     is_packed = problem.packed is not None
     dropout = dropout_arguments(problem, state)
-    is_tma, draws = config.store == "tma", is_dynamic(problem)
+    is_tma, draws = config.store == "tma", is_dynamic(problem, config)
     bits = None if mask is None else mask.view(torch.uint8)
     modes, strides, riding = _scores(bias, bits, problem, config)
     ride_desc, ride_b, ride_h = _ride(riding, problem, config.block_n)
@@ -210,6 +210,31 @@ def is_aligned(problem: AttentionProblem, config: GluonSm90Config) -> bool:
     return hi >= 0 and all(n % config.block_n == 0 for n in sizes)
 
 
+def is_late(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether tiles under a diagonal are drawn late, and blocks behind it skipped.
+
+    Where that was faster on an H200 on 2026-11-29: not with heads of 64 and two consumers (2 to 5 %
+    slower), nor at 128 with few keys (1 to 3 % at 512) or where `is_cut_once` cannot be (1 to 4 %).
+    """
+    width, tiles, width_v = head_tiles(problem.head_dim, problem.head_dim_v)
+    if not is_diagonal(problem) or (tiles == 1 and width != width_v):
+        return False
+    if tiles > 1 or width == 128:
+        return _is_cut_evenly(problem, config) and (tiles > 1 or config.held > 0)
+    return width == 256 or config.consumers == 3
+
+
+def is_cut_once(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether a warpgroup looks for the diagonal only in the first block that it sees."""
+    return is_late(problem, config) and _is_cut_evenly(problem, config)
+
+
+def _is_cut_evenly(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether it meets the diagonal in no other, if it skips those that it does not see."""
+    _, hi = _band_of(problem)
+    return all(n % 64 == 0 for n in (problem.len_q, problem.len_k, hi, config.block_n))
+
+
 def is_apart(problem: AttentionProblem, config: GluonSm90Config) -> bool:
     """Whether no block that a warpgroup looks at a right bound in is cut by the left one, too."""
     if problem.packed or problem.has_key_lengths:
@@ -243,9 +268,17 @@ def section_of(problem: AttentionProblem, order: int, heads: int) -> int:
     return min(heads, group * fits)
 
 
-def is_dynamic(problem: AttentionProblem) -> bool:
+def is_spread(problem: AttentionProblem, config: GluonSm90Config) -> bool:
+    """Whether rows do not fill the tiles of three warpgroups, and are dealt out evenly instead."""
+    if not is_bare(problem) or config.consumers < 3 or config.store != "tma":
+        return False
+    return -(-problem.len_q // 64) % config.consumers > 0
+
+
+def is_dynamic(problem: AttentionProblem, config: GluonSm90Config) -> bool:
     """Whether tiles differ in length, so that they are drawn from a counter."""
-    return problem.band.has_right or problem.has_key_lengths or problem.packed is not None
+    is_uneven = problem.band.has_right or problem.has_key_lengths or problem.packed is not None
+    return is_uneven or is_spread(problem, config)
 
 
 def constants(
@@ -272,9 +305,12 @@ def constants(
         "LAZY": config.lazy,
         "APART": is_apart(problem, config),
         "ALIGNED": is_aligned(problem, config),
+        "ONCE": is_cut_once(problem, config),
         "DROPOUT": problem.dropout_p > 0.0,
         "RIDE_STAGES": config.ride_stages if problem.has_mask or problem.has_bias else 0,
         "REGISTERS": config.registers,
         "QK_TILES": head_tiles(problem.head_dim, problem.head_dim_v)[1],
         "ORDER": 2 if is_shared else int(problem.band.has_right),
+        "SPREAD": is_spread(problem, config),
+        "LATE": is_late(problem, config),
     }

@@ -18,27 +18,59 @@ from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
 CLEARED = gl.constexpr(12)
 TURN = gl.constexpr(13)
+LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
-def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, ORDER: gl.constexpr):
+def shares_of(len_q, tiles):
+    """How rows, 64 to a warpgroup, are dealt out to the tiles of a head that they do not fill.
+
+    Returns how many warpgroups a short tile has, and how many short tiles there are: the first
+    ones. The others have one warpgroup more.
+    """
+    groups = gl.cdiv(len_q, 64)
+    least = groups // tiles
+    return least, (least + 1) * tiles - groups
+
+
+@gluon.jit
+def tile_of(
+    tile, tiles, heads, section, heads_q, len_q, BLOCK_M: gl.constexpr, ORDER: gl.constexpr,
+    SPREAD: gl.constexpr,
+):  # fmt: skip
     """Batch, head and first row of a tile.
 
     ORDER 0: the tiles of a head follow each other and share its K and V in L2. 1, with a diagonal:
     the longest tiles come first, inside sections of heads whose K and V fit in L2, so that the
     short ones fill the end. 2: the same, and a head's batches follow each other, which share its
     bias or mask in L2.
+
+    SPREAD: tiles have shares of the rows (`shares_of`); in ORDER 0 the short ones of all heads come
+    last.
     """
+    if SPREAD:
+        least, short = shares_of(len_q, tiles)
     if ORDER > 0:
         first = tile // (section * tiles) * section
         within = tile - first * tiles
         size = gl.minimum(section, heads - first)
         back = within // size
         index = first + within - back * size
-        row = (tiles - 1 - back) * BLOCK_M
+        place = tiles - 1 - back
+    elif SPREAD:
+        whole = tiles - short
+        is_whole = tile < heads * whole
+        tile -= gl.where(is_whole, 0, heads * whole)
+        a_head = gl.where(is_whole, whole, short)
+        index = tile // a_head
+        place = tile - index * a_head + gl.where(is_whole, short, 0)
     else:
         index = tile // tiles
-        row = (tile - index * tiles) * BLOCK_M
+        place = tile - index * tiles
+    if SPREAD:
+        row = 64 * ((least + 1) * place - gl.minimum(place, short))
+    else:
+        row = place * BLOCK_M
     if ORDER == 2:
         batches = heads // heads_q
         head = index // batches
@@ -49,9 +81,19 @@ def tile_of(tile, tiles, heads, section, heads_q, BLOCK_M: gl.constexpr, ORDER: 
 
 
 @gluon.jit
+def end_of_rows(row, len_q, tiles, BLOCK_M: gl.constexpr, SPREAD: gl.constexpr):
+    """The first row behind a tile."""
+    width = BLOCK_M
+    if SPREAD:
+        least, short = shares_of(len_q, tiles)
+        width = 64 * gl.where(row < 64 * least * short, least, least + 1)
+    return gl.minimum(row + width, len_q)
+
+
+@gluon.jit
 def rows_of_tile(
     place, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
-    ORDER: gl.constexpr, PACKED: gl.constexpr,
+    ORDER: gl.constexpr, PACKED: gl.constexpr, SPREAD: gl.constexpr,
 ):  # fmt: skip
     """What `tile_of` gives, and of packed sequences (`pieces_packed.py`) their places and lengths.
 
@@ -81,14 +123,16 @@ def rows_of_tile(
         line = head.to(gl.int64) * total_q + first_q
         return sequence.to(gl.int32), head, row, first_q, first_k, rows, keys, line
     else:
-        batch, head, row = tile_of(tile, tiles, heads, section, heads_q, BLOCK_M, ORDER)
+        batch, head, row = tile_of(
+            tile, tiles, heads, section, heads_q, len_q, BLOCK_M, ORDER, SPREAD
+        )
         return batch, head, row, batch, batch, len_q, len_k, 0
 
 
 @gluon.jit
 def live_tile(
     tile, counter, tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M: gl.constexpr,
-    ORDER: gl.constexpr, PACKED: gl.constexpr,
+    ORDER: gl.constexpr, PACKED: gl.constexpr, SPREAD: gl.constexpr,
 ):  # fmt: skip
     """The first tile with rows, of this one and those that are drawn after it, or none.
 
@@ -102,7 +146,7 @@ def live_tile(
             if tile < tiles * heads:
                 sequence, _, _, _, _, rows, _, _ = rows_of_tile(
                     (tile, None), tiles, heads, section, heads_q, len_q, len_k, packed, BLOCK_M,
-                    ORDER, PACKED,
+                    ORDER, PACKED, SPREAD,
                 )  # fmt: skip
                 if rows < 0:
                     is_dead = gl.to_tensor(1)
@@ -132,11 +176,14 @@ def first_letter(tile, PACKED: gl.constexpr):
 
 @gluon.jit
 def range_of(
-    lengths_ptr, batch, row, len_q, len_k, left_top, right_top, left_bottom, right_bottom,
+    lengths_ptr, batch, row, len_q, len_k, tiles, left_top, right_top, left_bottom, right_bottom,
     BLOCK_M: gl.constexpr, HAS_LENGTHS: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, SPREAD: gl.constexpr,
 ):  # fmt: skip
-    """Keys `start .. end - 1` that some row of the tile sees; the band i + lo <= j <= i + hi."""
+    """Keys `start .. end - 1` that some row of the tile sees; the band i + lo <= j <= i + hi.
+
+    Last comes the first row behind the tile.
+    """
     end = len_k
     if HAS_LENGTHS:
         end = gl.minimum(gl.maximum(gl.load(lengths_ptr + batch.to(gl.int64)), 0), len_k).to(
@@ -151,14 +198,16 @@ def range_of(
         start = gl.maximum(row + lo, 0)
     if HAS_RIGHT:
         hi = gl.minimum(right_top, right_bottom + shift)
-        end = gl.minimum(end, gl.minimum(row + BLOCK_M, len_q) + hi)
+    last = end_of_rows(row, len_q, tiles, BLOCK_M, SPREAD)
+    if HAS_RIGHT:
+        end = gl.minimum(end, last + hi)
     is_empty = end <= start
     if HAS_LEFT and HAS_RIGHT:
         is_empty = is_empty | (hi < lo)  # bounds that contradict each other
     if is_empty:  # nothing is visible: one block of zeros, all of it masked
         end = 0
         start = 0
-    return start, end, lo, hi
+    return start, end, lo, hi, last
 
 
 @gluon.jit
@@ -168,6 +217,43 @@ def column_of(j, blocks, end, BLOCK_N: gl.constexpr, BAND: gl.constexpr):
         return end - (j + 1) * BLOCK_N
     else:
         return end - (blocks - j) * BLOCK_N
+
+
+@gluon.jit
+def unseen_blocks(
+    row, last, end, hi, blocks, BLOCK_N: gl.constexpr, BEHIND: gl.constexpr, SPREAD: gl.constexpr
+):
+    """How many of a tile's first blocks the 64 rows of a warpgroup see nothing of; never all.
+
+    BEHIND: a right bound may hide whole blocks. SPREAD: a warpgroup without rows sees none.
+    """
+    unseen = 0
+    if BEHIND:
+        unseen = gl.minimum(gl.maximum(end - row - 64 - hi, 0) // BLOCK_N, blocks - 1)
+    if SPREAD:
+        unseen = gl.where(row < last, unseen, blocks - 1)
+    return unseen
+
+
+@gluon.jit
+def cut_blocks(
+    begin, blocks, row, end, lo, hi, BLOCK_N: gl.constexpr, HAS_LEFT: gl.constexpr,
+    RIGHT_LOOP: gl.constexpr, LEFT_LOOP: gl.constexpr,
+):  # fmt: skip
+    """Which blocks a warpgroup masks: `begin`, those before `clear` and those from `edge` on.
+
+    A right bound cuts the former; a left one, or the edge of the keys, the latter.
+    """
+    clear = begin + 1
+    if RIGHT_LOOP:
+        clear = gl.minimum(gl.maximum(gl.cdiv(end - 1 - row - hi, BLOCK_N), clear), blocks)
+    edge = blocks
+    if LEFT_LOOP:
+        first = 0
+        if HAS_LEFT:
+            first = gl.maximum(row + 63 + lo, 0)
+        edge = gl.minimum(gl.maximum((end - first) // BLOCK_N, clear), blocks)
+    return clear, edge
 
 
 @gluon.jit
@@ -322,6 +408,31 @@ def clear_hidden(v, hidden, WG: gl.constexpr, CONSUMERS: gl.constexpr):
             part.store(gl.where(gl.expand_dims(i >= hidden, 1), x, 0.0))
     fence_async_shared()
     named_barrier_sync(CLEARED, 128 * CONSUMERS)
+
+
+@gluon.jit
+def store_lse(
+    m, total, lse_ptr, line, batch, head, heads_q, len_q, row, last, NATURAL: gl.constexpr,
+    PACKED: gl.constexpr,
+):  # fmt: skip
+    """Write the log-sum-exp of a warpgroup's rows before `last`; returns what O is multiplied by.
+
+    NATURAL: m is in natural units. A row that saw no key has -inf, and its O is multiplied by 1.
+    """
+    ROWS: gl.constexpr = m.type.layout
+    sums = gl.convert_layout(gl.sum(total, 1), ROWS)
+    is_empty = sums == 0.0
+    if NATURAL:
+        lse = gl.where(is_empty, float("-inf"), m + gl.log2(sums) * LN2)
+    else:
+        lse = gl.where(is_empty, float("-inf"), (m + gl.log2(sums)) * LN2)
+    i = row + gl.arange(0, m.shape[0], ROWS)
+    if PACKED:
+        gl.store(lse_ptr + line + i.to(gl.int64), lse, mask=(i >= 0) & (i < last))
+    else:
+        lse_row = lse_ptr + (batch.to(gl.int64) * heads_q + head) * len_q
+        gl.store(lse_row + i.to(gl.int64), lse, mask=i < last)
+    return 1.0 / gl.where(is_empty, 1.0, sums)
 
 
 @gluon.constexpr_function

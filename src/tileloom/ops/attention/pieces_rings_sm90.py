@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.compat import tma_load
+from tileloom.ops.attention.pieces_gluon_sm90 import slot_of, turn_begin, turn_end
 
 SLOT = gl.constexpr(8)
 
@@ -91,6 +92,25 @@ def await_slot(ring_empty, item, slot, phase, IS_V: gl.constexpr, CONSUMERS: gl.
             gl.inline_asm_elementwise(text, "=r,r", [SLOT + slot], gl.int32, False, 1)
     else:
         mbarrier.wait(ring_empty[IS_V].index(slot // 2), phase ^ 1)
+
+
+@gluon.jit
+def skip_blocks(
+    ring_full, ring_empty, item, blocks, WG: gl.constexpr, CONSUMERS: gl.constexpr,
+    TURNS: gl.constexpr,
+):  # fmt: skip
+    """Hand back K and V of a tile's first blocks, and the turns, without a look at them.
+
+    A slot is waited for first: handed back before it is full, it could be handed back twice.
+    """
+    SLOTS: gl.constexpr = 2 * ring_full[0].type.shape[0]
+    for j in range(blocks):
+        turn_begin(WG, TURNS)
+        turn_end(WG, CONSUMERS, TURNS)
+        for v in gl.static_range(2):
+            slot, phase = slot_of(item + 2 * j + v, SLOTS)
+            mbarrier.wait(ring_full[v].index(slot // 2), phase)
+            release(ring_empty, slot, v, CONSUMERS)
 
 
 @gluon.jit
