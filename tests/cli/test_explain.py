@@ -24,7 +24,7 @@ def test_a_whole_product(capsys):
         ("512 4096 4096", "128,128,0,1,static,1,64,True"),
         ("4096 28672 4096", "128,256,0,12,dynamic,1,64,False"),
         ("8192 8192 8192", "128,256,0,12,dynamic,1,64,False"),
-        ("8192 8192 8192 --chunks 4", "128,256,0,8,static,1,64,False"),
+        ("8192 8192 8192 --chunks 4", "128,256,0,8,dynamic,1,64,False"),
         ("512 1024 64 --sms 8 --pivot 0 --arrivals 3", "128,256,0,8,static,1,64,False"),
     ],
 )

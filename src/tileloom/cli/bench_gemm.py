@@ -60,8 +60,8 @@ def _ours(name: str, config: MatmulConfig | None) -> Contender:
 def _choice(case: GemmCase, inputs: tuple[torch.Tensor, ...], config: MatmulConfig | None) -> Any:
     """Ask the operator's dispatch what it takes for a case."""
     from tileloom.ops.gemm.async_input import choose_async
-    from tileloom.ops.gemm.config import choose
     from tileloom.ops.gemm.problem import MatmulProblem
+    from tileloom.ops.gemm.rule import choose
     from tileloom.target import target_of
 
     given = dict(zip(case.extras, inputs[2:]))

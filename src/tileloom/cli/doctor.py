@@ -256,8 +256,9 @@ def gemm_backends(target: Target) -> dict[str, tuple[str, ...]]:
     import torch
 
     from tileloom.launch.layout import Layout
-    from tileloom.ops.gemm.config import ReferenceConfig, gluon_rule, triton_rule
+    from tileloom.ops.gemm.config import ReferenceConfig
     from tileloom.ops.gemm.problem import MatmulProblem
+    from tileloom.ops.gemm.rule import gluon_rule, triton_rule
 
     rows = Layout((1024 * 1024, 1024, 1), True)
     problem = MatmulProblem(

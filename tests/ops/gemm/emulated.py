@@ -145,6 +145,10 @@ SWAPPED = {
         small(64, 16, splits=3, swap_ab=True),
     ),
     "swap-dynamic": (MatmulCase(40, 304, 136), small(64, 16, scheduler="dynamic", swap_ab=True)),
+    "swap-dynamic-wide": (
+        MatmulCase(60, 600, 136),
+        small(128, 64, scheduler="dynamic", swap_ab=True),
+    ),
 }
 
 # With splits an odd number of tiles: the parts of one are then of several programs.

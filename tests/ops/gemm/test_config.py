@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import GluonSm90Config, MatvecConfig, choose, decode, gluon_rule
+from tileloom.ops.gemm.config import GluonSm90Config, MatvecConfig, decode
 from tileloom.ops.gemm.config_matvec import matvec_rule
 from tileloom.ops.gemm.launch_gluon_sm90 import params_of
 from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.ops.gemm.rule import choose, gluon_rule
 from tileloom.target import Target
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -32,23 +33,33 @@ def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
     ("sizes", "config"),
     [
         ((1, 4096, 4096), "64,16,0,8,static,1,128,True"),
-        ((16, 57344, 8192), "64,16,0,8,static,1,128,True"),
+        ((16, 8448, 4096), "64,16,0,8,static,1,128,True"),
+        ((16, 8512, 4096), "64,16,0,8,dynamic,1,128,True"),
+        ((16, 57344, 8192), "64,16,0,8,dynamic,1,128,True"),
+        ((16, 57344, 2048), "64,16,0,8,static,1,128,True"),
         ((17, 4096, 4096), "64,32,0,8,static,1,128,True"),
+        ((32, 28672, 4096), "64,32,0,8,dynamic,1,128,True"),
         ((64, 8192, 64), "64,64,0,8,static,1,64,True"),
         ((64, 4096, 4096), "64,64,0,8,static,1,128,True"),
         ((64, 6144, 4096), "64,48,0,8,static,1,128,False"),
         ((64, 10240, 8192), "64,80,0,8,static,1,128,False"),
+        ((64, 14336, 4096), "64,64,0,8,dynamic,1,128,True"),
+        ((64, 28672, 4096), "128,64,0,8,dynamic,1,128,True"),
+        ((96, 28672, 4096), "128,256,0,8,static,1,64,False"),
+        ((128, 57344, 8192), "128,128,0,1,dynamic,1,64,True"),
         ((512, 10240, 8192), "128,320,0,8,static,1,64,False"),
         ((512, 6144, 4096), "192,128,0,1,static,1,64,True"),
         ((512, 4096, 4096), "128,128,0,1,static,1,64,True"),
-        ((512, 57344, 8192), "128,256,0,1,static,1,64,True"),
+        ((512, 57344, 8192), "128,256,0,12,dynamic,1,64,False"),
+        ((512, 28672, 4096), "128,128,0,1,static,1,64,True"),
+        ((1024, 28672, 4096), "128,256,0,12,dynamic,1,64,False"),
         ((1024, 1024, 1024), "64,128,0,8,static,1,64,False"),
         ((2048, 2048, 2048), "128,256,0,8,static,1,64,False"),
         ((3072, 3072, 3072), "192,128,0,8,static,1,64,False"),
         ((8192, 8192, 8192), "128,256,0,12,dynamic,1,64,False"),
         ((4096, 28672, 4096), "128,256,0,12,dynamic,1,64,False"),
         ((4096, 8192, 8192), "128,256,0,12,dynamic,1,64,False"),
-        ((4096, 57344, 8192), "128,256,0,8,dynamic,1,64,True"),
+        ((4096, 57344, 8192), "128,256,0,12,dynamic,1,64,False"),
     ],
     ids=str,
 )

@@ -207,6 +207,9 @@ def test_few_rows_with_the_operands_exchanged(tile, m, flips):
         assert _judged(case, config) == "gluon_sm90"
     plain = MatmulCase(m, 520, 1000, out_dtype=FP32)
     assert _judged(plain, GluonSm90Config(*tile, swap_ab=True)) == "gluon_sm90"
+    many = MatmulCase(m, 33000, 264, a_flips=flips[0], b_flips=flips[1])
+    dealt = GluonSm90Config(*tile, scheduler="dynamic", swap_ab=True)
+    assert _judged(many, dealt) == "gluon_sm90"
 
 
 @pytest.mark.parametrize("m", [1000, 4000])

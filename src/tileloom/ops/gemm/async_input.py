@@ -19,16 +19,11 @@ from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, plan_key
 from tileloom.ops.gemm.autograd import new_output
-from tileloom.ops.gemm.config import (
-    GluonSm90Config,
-    ReferenceConfig,
-    TritonConfig,
-    decode,
-    gluon_rule,
-)
+from tileloom.ops.gemm.config import GluonSm90Config, ReferenceConfig, TritonConfig, decode
 from tileloom.ops.gemm.plans import check_registered
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
+from tileloom.ops.gemm.rule import gluon_rule
 from tileloom.ops.gemm.signals import late
 from tileloom.scheduling.decode import is_signalled
 from tileloom.target import Target, target_of

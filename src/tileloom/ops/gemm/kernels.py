@@ -9,15 +9,10 @@ import torch
 
 from tileloom.launch.aot import KernelSpec
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import (
-    SWAP_TILES,
-    TILES,
-    GluonSm90Config,
-    TritonConfig,
-    triton_rule,
-)
+from tileloom.ops.gemm.config import SWAP_TILES, TILES, GluonSm90Config, TritonConfig
 from tileloom.ops.gemm.config_matvec import MatvecConfig, overlaps
 from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.ops.gemm.rule import triton_rule
 from tileloom.target import SMEM_BYTES, Target
 
 PROVED_32BIT: Mapping[str, str] = {
@@ -192,12 +187,15 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("chunks-dynamic", replace(linear, chunks=8), dealt))
     specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=12)))
     specs.append(_gluon_spec("dynamic-fused", fused, replace(dealt, swizzle_size=12)))
-    specs.append(_gluon_spec("swap-dynamic", linear, replace(dealt, swap_ab=True)))
     rows = replace(linear, m=16), replace(fused, m=16)
     for tile in SWAP_TILES:
         group, depth = (8, 128) if tile[1] <= 64 else (4, 64)
         config = GluonSm90Config(*tile, swizzle_size=group, block_k=depth, swap_ab=True)
         specs += [_gluon_spec("swap", rows[0], config), _gluon_spec("swap-fused", rows[1], config)]
+        if tile in ((64, 16), (64, 32), (64, 64), (128, 64), (128, 128)):
+            dealt = replace(config, scheduler="dynamic")
+            specs.append(_gluon_spec("swap-dynamic", rows[0], dealt))
+            specs.append(_gluon_spec("swap-dynamic-fused", rows[1], dealt))
     for tile in ((64, 128), (128, 128)):
         config = GluonSm90Config(*tile, splits=3)
         specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]

@@ -13,9 +13,10 @@ from tileloom.ops import _op
 from tileloom.ops._op import Choice
 from tileloom.ops._plans import Plans, new_cuda, plan_key
 from tileloom.ops.gemm import checks
-from tileloom.ops.gemm.config import GluonSm90Config, MatvecConfig, TritonConfig, choose, decode
+from tileloom.ops.gemm.config import GluonSm90Config, MatvecConfig, TritonConfig, decode
 from tileloom.ops.gemm.problem import MatmulProblem
 from tileloom.ops.gemm.reference import matmul_reference
+from tileloom.ops.gemm.rule import choose
 from tileloom.target import Target, target_of
 
 Tensor = torch.Tensor

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from tileloom.launch.layout import Layout
-from tileloom.ops.gemm.config import GluonSm90Config, gluon_rule
+from tileloom.ops.gemm.config import GluonSm90Config
 from tileloom.ops.gemm.config_matvec import MatvecConfig, matvec_rule
 from tileloom.ops.gemm.launch_gluon_sm90 import params_of
 from tileloom.ops.gemm.problem import MatmulProblem
+from tileloom.ops.gemm.rule import gluon_rule
 from tileloom.scheduling import TileSchedulerParams
 from tileloom.target import H100
 
