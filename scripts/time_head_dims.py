@@ -3,9 +3,9 @@
 PYTHONPATH=src python scripts/time_head_dims.py [--out FILE] [--commit HASH] [--sweep]
 
 4 sequences of 4,096 rows, bf16; as many heads as make the mean of both head dims 2,048 columns.
-All contenders run in turn in one process, each sample after the L2 cache was overwritten; medians
-of milliseconds, and TFLOP/s of the visible scores. With `--sweep` the forward's configs run beside
-each other in place of the peers.
+All contenders run in turn in one process, timed as by `time_packed.py`; medians of milliseconds,
+and TFLOP/s of the visible scores. With `--sweep` the forward's configs run beside each other in
+place of the peers.
 """
 
 from __future__ import annotations

@@ -31,12 +31,13 @@ def test_attention_backward(shipped_results, name):
     config = decode_backward(f"gluon_sm90:{rows},{stages},{int('ordered' in name)}")
     spec = shipped.SPECS[name]
     halves = 1 if max(head_dim, head_dim_v) > 128 else 2  # of the 128 keys of a block
-    # The narrow kernel has neither scores in shared memory nor dropout, and no parameters for them.
+    # Two kernels have neither scores in shared memory nor dropout, and no parameters for them.
     tiles = [tile_bytes(spec.signature.get(tensor, "constexpr")) for tensor in ("bias", "mask")]
-    assert ("bias" in spec.signature) is not spec.function.endswith("_narrow_kernel")
+    is_192 = spec.function.endswith("_192_kernel")
+    assert ("bias" in spec.signature) is not (is_192 or spec.function.endswith("_narrow_kernel"))
     scores = halves * sum(tiles)
     is_packed = spec.constexprs.get("cu_q", "") is not None
-    least = config.smem_bytes(head_dim, head_dim_v, is_packed=is_packed)
+    least = config.smem_bytes(head_dim, head_dim_v, is_packed=is_packed, is_192=is_192)
     least += scores * spec.constexprs.get("SCORE_STAGES", 0)
     drops = spec.constexprs.get("DROPOUT", 0) > 0
     most = least + (config.dropout_bytes(head_dim, head_dim_v) if drops else 0)

@@ -42,9 +42,9 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     found = re.fullmatch(r"attention_bwd_gluon_sm90\[d.*-(\w+)-(\d+)x(\d+)\]", spec.name)
     assert found is not None
     dims, rows, stages = head_dims(spec), int(found[2]), int(found[3])
-    keys = 64 if max(dims) > 128 else 128
+    keys = 64 if "_wide" in spec.function else 128
     c: dict[str, Any] = {"BIAS": 0, "MASK": 0, "DROPOUT": 0} | spec.constexprs
-    is_ordered = "progress" not in c
+    is_ordered = spec.signature.get("progress", "constexpr") != "constexpr"
     len_q, len_k = rows * stages + 7, 2 * keys + 37
     has_tiles = TILE in (c["BIAS"], c["MASK"])
     if has_tiles or c["DROPOUT"] == 2:

@@ -7,6 +7,7 @@ heads a key head, more steps than twice the pipeline's depth, NaN in keys that n
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +67,43 @@ def test_every_shipped_form(spec, level):
 
 
 @pytest.mark.parametrize(
+    ("dims", "options", "config", "name"),
+    [
+        ((192, 128), {}, GluonSm90BackwardConfig(), "192"),
+        ((136, 8), {"mask": masks.window(9, 5)}, GluonSm90BackwardConfig(), "192"),
+        ((192, 128), {"mask": masks.key_lengths(torch.tensor([80]))}, None, "192"),
+        ((192, 128), {"bias": torch.zeros(2, 71, 136, dtype=BF16)}, None, "wide"),
+        ((192, 128), {"mask": torch.ones(71, 136, dtype=torch.bool)}, None, "wide"),
+        ((192, 128), {"dropout_p": 0.5, "philox": (torch.tensor(7),) * 2}, None, "wide"),
+        ((192, 128), {}, GluonSm90BackwardConfig(64, 2, ordered=True), "wide"),
+        ((192, 128), {}, GluonSm90BackwardConfig(64, 3), "wide"),
+        ((192, 136), {}, None, "wide"),
+        ((200, 128), {}, None, "wide"),
+        ((128, 192), {}, None, "wide"),
+        ((128, 128), {}, None, ""),
+    ],
+)  # fmt: skip
+def test_which_kernel_runs(dims, options, config, name, monkeypatch):
+    """That for 192 columns takes what it is for; what it lacks goes to the wide one as before."""
+    bound = []
+
+    def prepared(kernel, **options):
+        bound.append((kernel.__name__, options["num_warps"]))
+        ready = SimpleNamespace(launch=lambda *given: None)
+        return SimpleNamespace(bind=lambda *given, **constants: ready)
+
+    monkeypatch.setattr(launch_gluon_sm90_bwd, "prepared", prepared)
+    inputs = AttentionCase("which", (1, 2, 1, 71, 136, *dims), BF16).inputs()
+    inputs = replace(inputs, options=options)
+    config = config or gluon_backward_rule(cases.problem_of(inputs))
+    with emulator.run():
+        gradients.of_operator(inputs, gradients.upstream(inputs), config.encode())
+    before, main, after = bound
+    assert (before[0], after[0]) == ("attention_bwd_before_kernel", "attention_bwd_after_kernel")
+    assert main == (f"attention_bwd{name and '_'}{name}_kernel", 8 if name == "192" else 4)
+
+
+@pytest.mark.parametrize(
     ("sizes", "mask", "dtype"),
     [
         ((1, 1, 1, 1, 1, 8, 8), None, BF16),
@@ -73,6 +111,9 @@ def test_every_shipped_form(spec, level):
         ((1, 2, 2, 65, 1, 64, 64), masks.causal("bottom_right"), BF16),
         ((1, 2, 2, 130, 70, 72, 72), masks.causal("bottom_right"), BF16),  # rows that see nothing
         ((1, 1, 1, 70, 200, 136, 136), masks.window(0, 0), FP16),
+        ((1, 1, 1, 70, 200, 136, 72), masks.window(0, 0), FP16),
+        ((2, 3, 1, 1, 130, 184, 8), None, BF16),
+        ((1, 2, 2, 130, 70, 192, 128), masks.causal("bottom_right"), BF16),
         ((1, 1, 1, 100, 100, 64, 64), masks.window(5, None, anchor="bottom_right"), BF16),
         ((1, 1, 1, 64, 64, 64, 64), masks.window(-0, 3) & masks.causal(), BF16),
     ],

@@ -134,8 +134,12 @@ def test_every_head_dim_is_right(case, backend):
     judge(case, backend)
 
 
+def _dims_named(*dims: tuple[int, int]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("dims", dims, ids=lambda each: f"{each[0]}x{each[1]}")
+
+
 @pytest.mark.parametrize("form", ["full", "window", "bias", "keys", "mask"])
-@pytest.mark.parametrize("dims", [(192, 128), (64, 128), (128, 64), (64, 256), (136, 40), (8, 256)])
+@_dims_named((192, 128), (64, 128), (128, 64), (64, 256), (136, 40), (8, 256))
 def test_values_of_another_width_are_right(dims, form):
     extras: dict[str, Any] = {
         "full": {},
@@ -256,14 +260,18 @@ def test_dropout_is_the_generators_to_the_bit(size, dim):
 
 @pytest.mark.parametrize("rows", [64, 128])
 @pytest.mark.parametrize("len_k", [384, 333])
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_dropout_with_bias_and_mask_is_right(dim, len_k, rows):
-    if rows == 128 and dim > 64:
+@_dims_named((64, 64), (128, 128), (192, 128), (256, 256))
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_dropout_with_bias_and_mask_is_right(dims, len_k, rows, is_alone):
+    if rows == 128 and max(dims) > 64:
         pytest.skip("128 rows need too much shared memory")
+    sizes = (2, 4, 2, 259, len_k, *dims)
     case = AttentionCase(
-        "dropout", (2, 4, 2, 259, len_k, dim, dim), BF16, bias=cases.added((4, 259, len_k)),
+        "dropout", sizes, BF16, bias=cases.added((4, 259, len_k)),
         mask=cases.visible((2, 1, 259, len_k)),
     )  # fmt: skip
+    if is_alone:
+        case = AttentionCase("dropout", sizes, BF16, options=_CAUSAL)
     inputs = case.inputs("cuda")
     given = gradients.upstream(inputs)
     torch.manual_seed(3)
@@ -310,9 +318,9 @@ _LENGTHS = (1, 63, 64, 65, 127, 128, 129, 257, 1000)
 
 
 @pytest.mark.parametrize("form", ["full", "causal", "window"])
-@pytest.mark.parametrize("dim", [64, 128])
+@_dims_named((64, 64), (128, 128), (192, 128))
 @pytest.mark.parametrize("len_q", _LENGTHS)
-def test_lengths_around_the_tiles_edges_are_right(len_q, dim, form, backend):
+def test_lengths_around_the_tiles_edges_are_right(len_q, dims, form, backend):
     mask = {
         "full": None,
         "causal": _BOTTOM_RIGHT,
@@ -320,16 +328,17 @@ def test_lengths_around_the_tiles_edges_are_right(len_q, dim, form, backend):
     }[form]
     for len_k in (_LENGTHS[(_LENGTHS.index(len_q) * 3 + 4) % len(_LENGTHS)], len_q, 192, 321):
         extra = None if mask is None else cases.shown_by(mask)
-        judge(AttentionCase(form, (2, 2, 1, len_q, len_k, dim, dim), BF16, mask=extra), backend)
+        judge(AttentionCase(form, (2, 2, 1, len_q, len_k, *dims), BF16, mask=extra), backend)
 
 
 @pytest.mark.parametrize("anchor", ["top_left", "bottom_right"])
 @pytest.mark.parametrize(("len_q", "len_k"), [(300, 700), (700, 300)])
 @pytest.mark.parametrize(("left", "right"), [(0, 0), (100, 31), (128, None), (None, 64)])
-def test_windows_with_lengths_are_right(left, right, len_q, len_k, anchor, backend):
+@_dims_named((64, 64), (192, 128))
+def test_windows_with_lengths_are_right(dims, left, right, len_q, len_k, anchor, backend):
     window = masks.window(left, right, anchor=anchor)
     mask = cases.lengths(0, 129, len_k, len_k + 99, dtype=torch.int32, then=window)
-    judge(AttentionCase("window", (4, 2, 2, len_q, len_k, 64, 64), FP16, mask=mask), backend)
+    judge(AttentionCase("window", (4, 2, 2, len_q, len_k, *dims), FP16, mask=mask), backend)
 
 
 def test_a1_columns_of_finfo_min_at_full_size():
@@ -391,9 +400,9 @@ def deterministic():
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@_dims_named((64, 64), (128, 128), (192, 128), (256, 256))
 @pytest.mark.parametrize("form", ["A17", "full", "bias", "lengths", "dropout"])
-def test_a17_one_hundred_runs_give_the_same_bits(form, dim):
+def test_a17_one_hundred_runs_give_the_same_bits(form, dims):
     """Under PyTorch's switch, beside matrix products on another stream."""
     fields: dict[str, Any] = {
         "A17": {"options": _CAUSAL},
@@ -403,7 +412,7 @@ def test_a17_one_hundred_runs_give_the_same_bits(form, dim):
         "lengths": {"mask": cases.lengths(1000, dtype=torch.int32, then=masks.window(300, 20))},
     }[form]
     length = 4096 if form == "A17" else 2048
-    inputs = AttentionCase(form, (1, 8, 2, length, length, dim, dim), BF16, **fields).inputs("cuda")
+    inputs = AttentionCase(form, (1, 8, 2, length, length, *dims), BF16, **fields).inputs("cuda")
     options = {"dropout_p": 0.2} if form == "dropout" else {}
     given = gradients.upstream(inputs)
     load, beside = torch.randn((2048, 2048), device="cuda"), torch.cuda.Stream()

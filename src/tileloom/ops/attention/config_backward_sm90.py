@@ -30,6 +30,24 @@ def is_narrow_kernel(problem: AttentionProblem, block_m: int) -> bool:
     return max(problem.head_dim, problem.head_dim_v) <= 64 and block_m == 64 and not has_more
 
 
+def is_192_kernel(problem: AttentionProblem, config: GluonSm90BackwardConfig) -> bool:
+    """Whether `kernel_gluon_sm90_bwd_192.py` takes the problem."""
+    has_more = problem.has_mask or problem.has_bias or problem.dropout_p > 0
+    is_size = 128 < problem.head_dim <= 192 and problem.head_dim_v <= 128
+    return is_size and config.stages == 2 and not (has_more or config.ordered)
+
+
+def buffer_width(problem: AttentionProblem, config: GluonSm90BackwardConfig) -> int:
+    """Columns of the buffer of dQ."""
+    return 192 if is_192_kernel(problem, config) else tile_width(problem.head_dim)
+
+
+def keys_of_block(problem: AttentionProblem, config: GluonSm90BackwardConfig) -> int:
+    """Keys of a block: 128, of the wide kernel 64."""
+    is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
+    return 64 if is_wide and not is_192_kernel(problem, config) else 128
+
+
 def dropout_mode(problem: AttentionProblem) -> int:
     """DROPOUT of the kernels: 0 without, 1 where consumers decide, 2 where a dropper does.
 
@@ -53,6 +71,9 @@ def widest_of_dropper(has_scores: bool) -> int:
 @dataclass(frozen=True)
 class GluonSm90BackwardConfig:
     """The Hopper backward; see `kernel_gluon_sm90_bwd.py`, above head dim 128 `.._bwd_wide.py`.
+
+    `.._bwd_192.py` runs where q and k have 136 to 192 columns and v at most 128, with two stages,
+    in no fixed order, and without bias, mask and dropout.
 
     Attributes:
         block_m: Queries of a step: 64 or 128; only 64 above a head dim of 128. With 64, and without
@@ -79,17 +100,22 @@ class GluonSm90BackwardConfig:
         block_m, stages, ordered = map(int, fields)
         return GluonSm90BackwardConfig(block_m, stages, bool(ordered))
 
-    def smem_bytes(self, head_dim: int, head_dim_v: int, *, is_packed: bool = False) -> int:
+    def smem_bytes(
+        self, head_dim: int, head_dim_v: int, *, is_packed: bool = False, is_192: bool = False
+    ) -> int:
         """Shared memory of a block, in bytes, with barriers, without tiles of scores or dropout.
 
-        With packed sequences the search for a block's sequence takes some more.
+        With packed sequences the search for a block's sequence takes some more. `is_192`: that of
+        `kernel_gluon_sm90_bwd_192.py`, where it does not.
         """
-        rows, width = self.block_m, tile_width(head_dim)
-        is_wide = is_wide_kernel(head_dim, head_dim_v)
+        rows, width = self.block_m, 192 if is_192 else tile_width(head_dim)
+        is_wide = is_wide_kernel(head_dim, head_dim_v) and not is_192
         keys = 64 if is_wide else 128
         loaded = 2 * (self.stages * rows + keys) * (width + tile_width(head_dim_v))
         loaded += 8 * self.stages * rows
         handed = 64 * 64 * 6 if is_wide else 4 * keys * rows + 4 * rows * width
+        if is_192:
+            return loaded + handed - 2 * keys * rows + 1024  # dS of one step
         return loaded + handed + 1024 + (3584 if is_packed else 0)
 
     def dropout_bytes(self, head_dim: int, head_dim_v: int) -> int:
@@ -132,14 +158,15 @@ class GluonSm90BackwardConfig:
         if problem.len_q + problem.len_k > 2**30:
             why.append("Lq + Lk exceeds 2^30")
         lines = problem.heads_q * problem.blocks_q(self.block_m) * self.block_m
-        if lines * tile_width(problem.head_dim) // 64 >= 2**31:
+        if lines * buffer_width(problem, self) // 64 >= 2**31:
             why.append("the buffer of dQ has more than 2^31 pieces of 64 elements")
         if problem.heads_kv * problem.blocks_k(64) >= 2**31:
             why.append("there are more than 2^31 blocks of keys")
         why += tma_reasons(problem)
         smem = self.smem_bytes(
-            problem.head_dim, problem.head_dim_v, is_packed=problem.packed is not None
-        )
+            problem.head_dim, problem.head_dim_v, is_packed=problem.packed is not None,
+            is_192=is_192_kernel(problem, self),
+        )  # fmt: skip
         if target.kind != "cpu" and smem > target.smem:
             why.append(
                 f"it needs {smem} bytes of shared memory, and {target.name} has {target.smem}"

@@ -73,7 +73,9 @@ def attention_bwd_before_kernel(
     tl.store(statistic_ptr + padded, tl.where(is_empty, float("-inf"), -lse / unit))
     tl.store(delta_ptr + padded, tl.where(is_empty, 0.0, -delta))
     flat = tl.program_id(0).to(tl.int64) * (ROWS * D)
-    tl.store(buffer_ptr + (flat + tl.arange(0, ROWS * D)), tl.zeros([ROWS * D], tl.float32))
+    for part in tl.static_range(D // 64):
+        numbers = part * (ROWS * 64) + tl.arange(0, ROWS * 64)
+        tl.store(buffer_ptr + (flat + numbers), tl.zeros([ROWS * 64], tl.float32))
 
 
 @triton.jit(do_not_specialize=("scale", *INT32_ARGUMENTS, *INT64_AFTER))

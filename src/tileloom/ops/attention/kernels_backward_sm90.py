@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,7 +74,9 @@ _SHAPES = (
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths", *_PACKED)),
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), _SCORES[2:6]),
-    ("bf16", (192, 128), GluonSm90BackwardConfig(64, 2), ("full", "causal", "bias")),
+    ("bf16", (192, 128), GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths")),
+    ("bf16", (192, 128), GluonSm90BackwardConfig(64, 2), (*_PACKED, "bias")),
+    ("fp16", (192, 64), GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", (64, 128), GluonSm90BackwardConfig(64, 2), ("window-lengths",)),
 )
 
@@ -96,6 +99,11 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
     "128-64": (280, _ON_H100 + "657 (598) full, 595 (580) causal."),
     "256-64": (360, _ON_H100 + "459 (374) full, 450 (400) causal."),
     "256-64-causal-ordered": (420, "H200, 16k tokens, 4k: 366 TFLOP/s, in no order 430 to 440."),
+    "192-64": (
+        520,
+        "H200, Triton 3.6.0 (84 to 180 bytes), 2026-11-29, 192 x 128, 4k, TFLOP/s beside the wide "
+        "kernel with none: full 442 (340), causal 410 (318); 392 to 508 on 3.9.0, not timed.",
+    ),
     "64-scores": (700, _ON_H200 + "bias 4.1, its gradient 5.2, mask 3.9; the portable 10 or more."),
     "128-scores": (10000, _ON_H200 + "bias 2.9, its gradient 3.5, mask 2.9, full 2.3."),
     "256-scores": (5000, "As with 128, most lies in the path of poisoned keys and large LSE."),
@@ -124,6 +132,7 @@ def gluon_backward_specs() -> tuple[KernelSpec, ...]:
     ends = [
         end for width in (64, 128, 256) for end in (_before("bf16", width, width), _after(width))
     ]
+    ends += [_before("bf16", 192, 128), _after(192)]
     packed = (_before("bf16", 128, 128, True), _after(128, True))
     sums = (_dbias(64, "full"), _dbias(128, "full"), _dbias(128, "window-lengths"))
     return (*main, *ends, _before("bf16", 256, 128), *packed, *sums)
@@ -206,6 +215,8 @@ def _main(
         spill_budget=spills,
         spill_reason=reason,
     )
+    if 128 < dims[0] <= 192 and width_v <= 128 and not (own.has_scores or own.is_ordered):
+        return _of_192(spec, width_v)
     return _narrow(spec) if widest <= 64 and kind == "64" else spec
 
 
@@ -231,6 +242,36 @@ def _narrow(spec: KernelSpec) -> KernelSpec:
         signature={n: kind for n, kind in spec.signature.items() if n in known},
         constexprs={n: value for n, value in spec.constexprs.items() if n in known},
         aligned=tuple(n for n in spec.aligned if n in known),
+    )
+
+
+def _of_192(spec: KernelSpec, width_v: int) -> KernelSpec:
+    """The kernel for 192 columns in place of the wide one: other boxes, eight warps."""
+    from tileloom.ops.attention.kernel_gluon_sm90_bwd_192 import attention_bwd_192_kernel
+
+    dtype = re.findall(r"<(\w+)\[", spec.signature["q_desc"])[0]
+    boxes = {"q_desc": (64, 128), "k_desc": (128, 128), "dk_desc": (128, 128)}
+    boxes |= {name.replace("_", "_rest_"): (rows, 64) for name, (rows, _) in boxes.items()}
+    boxes |= dict.fromkeys(("v_desc", "dv_desc"), (128, width_v))
+    signature = spec.signature | {
+        name: f"tensordesc<{dtype}[1, 1, {rows}, {columns}],{{layout}}>"
+        for name, (rows, columns) in boxes.items()
+    }
+    layouts = spec.layouts | {name: _tile_arguments() for name in boxes}
+    for name, lines in (("dq_desc", 64), ("dq_rest_desc", 32)):
+        signature[name] = f"tensordesc<fp32[{lines}, 128],{{layout}}>"
+        layouts[name] = _flat_arguments(2)
+    known = attention_bwd_192_kernel.arg_names
+    return replace(
+        spec,
+        function=f"{_KERNEL}_192:attention_bwd_192_kernel",
+        num_warps=8,
+        signature={n: signature[n] for n in known},
+        constexprs={n: value for n, value in spec.constexprs.items() if n in known},
+        layouts={n: layout for n, layout in layouts.items() if n in known},
+        aligned=tuple(n for n in spec.aligned if n in known),
+        spill_budget=_SPILLS["192-64"][0],
+        spill_reason=_SPILLS["192-64"][1],
     )
 
 

@@ -16,13 +16,17 @@ from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import tma_faults
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
+    buffer_width,
     dropout_mode,
+    is_192_kernel,
     is_narrow_kernel,
     is_wide_kernel,
+    keys_of_block,
     tile_width,
 )
 from tileloom.ops.attention.descriptors_gluon_sm90 import descriptor
 from tileloom.ops.attention.kernel_gluon_sm90_bwd import attention_bwd_kernel
+from tileloom.ops.attention.kernel_gluon_sm90_bwd_192 import attention_bwd_192_kernel
 from tileloom.ops.attention.kernel_gluon_sm90_bwd_narrow import attention_bwd_narrow_kernel
 from tileloom.ops.attention.kernel_gluon_sm90_bwd_wide import attention_bwd_wide_kernel
 from tileloom.ops.attention.kernel_triton_bwd_ends import (
@@ -91,10 +95,10 @@ def bind_attention_bwd(
         alignments.
 
     Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
-        head dim rounded up to 64, 128 or 256, and `B * Lp` of packed sequences `Tq` rounded down
-        and S blocks more; if `config.ordered` 4 bytes for each block of keys of each key head,
-        and 4; a copy of dout where TMA cannot read it (a last dimension that is not contiguous,
-        strides that are no multiples of 16 bytes). With a bias
+        head dim rounded up to 64, 128, 256, or 192 for that kernel, and `B * Lp` of packed
+        sequences `Tq` rounded down and S blocks more; if `config.ordered` 4 bytes for each block
+        of keys of each key head, and 4; a copy of dout where TMA cannot read it (a last dimension
+        that is not contiguous, strides that are no multiples of 16 bytes). With a bias
         `B * Hq * Lq` and `B * Hq * ceil(Lq / 64)` more; for its gradient `B * Hq * Lk` where it is
         the same for every query, and where it broadcasts otherwise what the portable backward
         needs for it.
@@ -103,13 +107,13 @@ def bind_attention_bwd(
     dout = dout.contiguous() if is_copied else dout
     rows = 64 if is_wide_kernel(problem.head_dim, problem.head_dim_v) else config.block_m
     lines = problem.heads_q * problem.blocks_q(rows) * rows
-    numbers = lines * tile_width(problem.head_dim)
-    programs = _programs(problem)
+    width, keys = buffer_width(problem, config), keys_of_block(problem, config)
+    boxes = 2 if is_192_kernel(problem, config) else 1
+    programs = problem.heads_kv * problem.blocks_k(keys)
     example = q.new_empty(4, dtype=torch.float32)  # all that is asked of a workspace is its type
     scores = Scores.of(problem, config, mask, bias, dbias)
-    starts = is_wide_kernel(problem.head_dim, problem.head_dim_v) or scores.bias or scores.mask
-    unit = problem.scale if starts else math.log(2.0)
-    before = _before(problem, rows, unit, out, dout, lse, dlse, example, offsets)
+    unit = problem.scale if keys == 64 or scores.bias or scores.mask else math.log(2.0)
+    before = _before(problem, rows, width, unit, out, dout, lse, dlse, example, offsets)
     is_lost = dk is None or dv is None
     if dk is None or dv is None:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
@@ -122,7 +126,7 @@ def bind_attention_bwd(
     dropout = dropout_arguments(problem, state)
     own[0].extend((*dropout.addresses, *dropout.bound()))
     main = _main(problem, config, rows, given, example, key_lengths, offsets, scores, own)
-    after = None if dq is None else _after(problem, rows, dq, example, offsets)
+    after = None if dq is None else _after(problem, rows, width, dq, example, offsets)
 
     def launch(
         dout: torch.Tensor, dlse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor,
@@ -133,7 +137,7 @@ def bind_attention_bwd(
     ) -> None:  # fmt: skip
         statistic = q.new_empty(lines, dtype=torch.float32)
         delta = q.new_empty(lines, dtype=torch.float32)
-        buffer = q.new_empty(numbers, dtype=torch.float32)
+        buffer = q.new_empty(lines * width, dtype=torch.float32)
         if is_copied:
             dout = dout.contiguous()
         around = () if offsets is None else (offsets[0],)
@@ -147,7 +151,8 @@ def bind_attention_bwd(
         addresses, random = dropout_values(state)
         packed = () if offsets is None else (*offsets, dk, dv)
         turns = (q.new_zeros(1 + programs, dtype=torch.int32),) if config.ordered else ()
-        first = (q, k, v, dout, statistic, delta, dk, dv, buffer)
+        qs, ks, dks, buffers = ((t,) * boxes for t in (q, k, dk, buffer))
+        first = (*qs, *ks, v, dout, statistic, delta, *dks, dv, *buffers)
         main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed, *turns)
         if sum_up is not None:
             sum_up(q, k, v, dout, bias, dbias, *weights[1:], delta, *lengths)
@@ -165,12 +170,6 @@ def _padded(problem: AttentionProblem, rows: int) -> int:
     return problem.blocks_q(rows) // (1 if problem.packed else problem.batch) * rows
 
 
-def _programs(problem: AttentionProblem) -> int:
-    """Blocks of keys, of all heads."""
-    is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
-    return problem.heads_kv * problem.blocks_k(64 if is_wide else 128)
-
-
 def _heads_a_round(
     problem: AttentionProblem, config: GluonSm90BackwardConfig, key_blocks: int, sms: int,
     is_shared: bool,
@@ -181,10 +180,13 @@ def _heads_a_round(
 
     Under a causal mask it makes up for blocks of different lengths: 2 to 3 % at 4k, nothing at 16k
     (H200, 2026-11-28). With few blocks a head the L2 cache holds too many heads at once then: at 1k
-    it cost 3 to 40 %. Where all blocks are of one length, one head after the other is best.
+    it cost 3 to 40 %, but 16 heads at once gained 4 % with 192 columns of q and k (2026-11-29).
+    Where all blocks are of one length, one head after the other is best.
     """
-    is_uneven = problem.band.has_right and not problem.band.has_left and key_blocks >= 32
+    is_uneven = problem.band.has_right and not problem.band.has_left
     heads = max(1, 2 * sms // key_blocks) if config.ordered or is_uneven else 1
+    if key_blocks < 32 and not config.ordered:
+        heads = min(heads, 16) if is_192_kernel(problem, config) else 1
     q_bytes = 2 * problem.len_q * (problem.head_dim + problem.head_dim_v)
     if is_shared and problem.batch * q_bytes <= 2**25:
         return max(1, heads // problem.batch) * problem.batch
@@ -199,8 +201,9 @@ def _row_arguments(problem: AttentionProblem, offsets: Offsets | None) -> tuple[
 
 
 def _before(
-    problem: AttentionProblem, rows: int, unit: float, out: torch.Tensor, dout: torch.Tensor,
-    lse: torch.Tensor, dlse: torch.Tensor | None, example: torch.Tensor, offsets: Offsets | None,
+    problem: AttentionProblem, rows: int, width: int, unit: float, out: torch.Tensor,
+    dout: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None, example: torch.Tensor,
+    offsets: Offsets | None,
 ) -> BoundLaunch:  # fmt: skip
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
@@ -216,11 +219,41 @@ def _before(
         *_row_arguments(problem, offsets),
         *(s // 8 for t in (out, dout) for s in batch_strides(t, problem)[:3]),
         HAS_DLSE=dlse is not None,
-        D=tile_width(problem.head_dim),
+        D=width,
         D_V=tile_width(problem.head_dim_v),
         ROWS=16,
         BLOCK=rows,
     )
+
+
+def _tiles(
+    problem: AttentionProblem, config: GluonSm90BackwardConfig, rows: int,
+    given: tuple[torch.Tensor, ...], example: torch.Tensor,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Descriptors of what the main kernel loads and writes, in its order."""
+    q, k, v, dout, dk, dv = given
+    is_packed = problem.packed is not None
+    width, width_v = buffer_width(problem, config), tile_width(problem.head_dim_v)
+    lines = problem.heads_q * problem.blocks_q(rows) * rows
+    line = TensorDescriptor(example, [lines], [1], [rows], flat_layout(1))
+
+    def boxes(x: torch.Tensor, n: int, *widths: int) -> list[TensorDescriptor]:
+        return [descriptor(x, n, columns, is_packed) for columns in widths]
+
+    def pieces(*sizes: int) -> list[TensorDescriptor]:
+        shape = [lines * width // 128, 128]
+        return [TensorDescriptor(example, shape, [128, 1], [n, 128], flat_layout(2)) for n in sizes]
+
+    is_192 = is_192_kernel(problem, config)
+    keys, widths = (128, (128, 64)) if is_192 else (64, (width,))
+    buffer: list[Any] = pieces(64, 32) if is_192 else pieces(rows * width // 256)
+    if keys_of_block(problem, config) == 64:
+        buffer = [example]
+    return (
+        *boxes(q, rows, *widths), *boxes(k, keys, *widths), *boxes(v, keys, width_v),
+        *boxes(dout, rows, width_v), line, line, *boxes(dk, keys, *widths),
+        *boxes(dv, keys, width_v), *buffer,
+    )  # fmt: skip
 
 
 def _main(
@@ -228,38 +261,27 @@ def _main(
     given: tuple[torch.Tensor, ...], example: torch.Tensor, key_lengths: torch.Tensor | None,
     offsets: Offsets | None, scores: Scores, own: tuple[list[Any], list[int]],
 ) -> BoundLaunch:  # fmt: skip
-    q, k, v, dout, dk, dv = given
-    width, width_v = tile_width(problem.head_dim), tile_width(problem.head_dim_v)
+    q, _k, _v, _dout, dk, dv = given
     is_wide = is_wide_kernel(problem.head_dim, problem.head_dim_v)
     is_narrow = is_narrow_kernel(problem, config.block_m)
+    is_192 = is_192_kernel(problem, config)
     is_packed = problem.packed is not None
     padded = _padded(problem, rows)
-    lines = problem.heads_q * problem.blocks_q(rows) * rows
-    programs = _programs(problem)
+    programs = problem.heads_kv * problem.blocks_k(keys_of_block(problem, config))
     key_blocks = programs // (problem.heads_kv * (1 if is_packed else problem.batch))
-    line = TensorDescriptor(example, [lines], [1], [rows], flat_layout(1))
-    buffer: Any = example
-    if not is_wide:
-        shape, box = [lines * width // 128, 128], [rows * width // 256, 128]
-        buffer = TensorDescriptor(example, shape, [128, 1], box, flat_layout(2))
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
     hidden, strides, constants = own[0], own[1], scores.constants()
-    if is_narrow:  # it knows nothing of scores and dropout
+    if is_narrow:  # it knows nothing of scores and dropout, nor does the next
         kernel, hidden, strides, constants = attention_bwd_narrow_kernel, [], [], {}
+    elif is_192:
+        kernel, hidden, strides, constants = attention_bwd_192_kernel, [], [], {}
     else:
         rows_lost = (example.view(torch.int32), example, example) if scores.bias else (None,) * 3
         hidden = [*rows_lost, *hidden]
         constants["DROPOUT"] = dropout_mode(problem)
-    return prepared(kernel, num_warps=4, launch_pdl=True).bind(
+    return prepared(kernel, num_warps=8 if is_192 else 4, launch_pdl=True).bind(
         (programs,),
-        descriptor(q, rows, width, is_packed),
-        descriptor(k, 64, width, is_packed),
-        descriptor(v, 64, width_v, is_packed),
-        descriptor(dout, rows, width_v, is_packed),
-        *(line, line),
-        descriptor(dk, 64, width, is_packed),
-        descriptor(dv, 64, width_v, is_packed),
-        buffer,
+        *_tiles(problem, config, rows, given, example),
         None if key_lengths is None else key_lengths.contiguous(),
         *hidden,
         problem.scale,
@@ -273,7 +295,7 @@ def _main(
         *problem.band.clamped(problem.len_q, problem.len_k),
         *(offsets or (None, None)),
         *((dk, dv) if is_packed else (None, None)),
-        example.view(torch.int32) if config.ordered else None,
+        *([] if is_192 else [example.view(torch.int32) if config.ordered else None]),
         _heads_a_round(problem, config, key_blocks, target_of(q).sms, scores.is_shared),
         problem.head_dim // 8,
         problem.head_dim_v // 8,
@@ -290,10 +312,9 @@ def _main(
 
 
 def _after(
-    problem: AttentionProblem, rows: int, dq: torch.Tensor, example: torch.Tensor,
+    problem: AttentionProblem, rows: int, width: int, dq: torch.Tensor, example: torch.Tensor,
     offsets: Offsets | None,
 ) -> BoundLaunch:  # fmt: skip
-    width = tile_width(problem.head_dim)
     padded = _padded(problem, rows)
     lines = problem.heads_q * problem.blocks_q(rows) * rows
     return prepared(attention_bwd_after_kernel, num_warps=4, launch_pdl=True).bind(

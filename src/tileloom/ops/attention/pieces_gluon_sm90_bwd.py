@@ -156,10 +156,12 @@ def clear_outside(x, key, first, last):
     """Set rows of keys outside `first .. last - 1` to zero, so that 0 * NaN cannot reach a sum."""
     D: gl.constexpr = x.type.shape[1]
     LANES: gl.constexpr = D // 8
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [4, 1], [1, 0])
-    for chunk in gl.static_range(x.type.shape[0] // 16):
-        part = x.slice(chunk * 16, 16, 0)
-        j = key + chunk * 16 + gl.arange(0, 16, gl.SliceLayout(1, LAYOUT))
+    WARPS: gl.constexpr = gl.num_warps()
+    ROWS: gl.constexpr = 4 * WARPS
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // LANES, LANES], [WARPS, 1], [1, 0])
+    for chunk in gl.static_range(x.type.shape[0] // ROWS):
+        part = x.slice(chunk * ROWS, ROWS, 0)
+        j = key + chunk * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
         shown = gl.expand_dims((j >= first) & (j < last), 1)
         part.store(gl.where(shown, part.load(LAYOUT), 0.0))
     fence_async_shared()

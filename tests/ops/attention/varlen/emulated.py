@@ -85,7 +85,7 @@ def hopper_plays() -> list[Play]:
         else:
             found = re.search(r"-(\d+)x(\d+)\]$", spec.name)
             assert found is not None
-            is_ordered = "progress" not in spec.constexprs
+            is_ordered = spec.signature.get("progress", "constexpr") != "constexpr"
             backward = GluonSm90BackwardConfig(int(found[1]), int(found[2]), is_ordered)
             rows, keys = backward.block_m * (2 * backward.stages) + 7, 150
         mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
