@@ -77,6 +77,7 @@ def test_every_shipped_form(spec, level):
         ((192, 128), {"dropout_p": 0.5, "philox": (torch.tensor(7),) * 2}, None, "wide"),
         ((192, 128), {}, GluonSm90BackwardConfig(64, 2, ordered=True), "wide"),
         ((192, 128), {}, GluonSm90BackwardConfig(64, 3), "wide"),
+        ((192, 128), {}, GluonSm90BackwardConfig(wide=True), "wide"),
         ((192, 136), {}, None, "wide"),
         ((200, 128), {}, None, "wide"),
         ((128, 192), {}, None, "wide"),
@@ -101,6 +102,24 @@ def test_which_kernel_runs(dims, options, config, name, monkeypatch):
     before, main, after = bound
     assert (before[0], after[0]) == ("attention_bwd_before_kernel", "attention_bwd_after_kernel")
     assert main == (f"attention_bwd{name and '_'}{name}_kernel", 8 if name == "192" else 4)
+
+
+@pytest.mark.parametrize(
+    ("batch", "len_k", "dims", "wide"),
+    [
+        (1, 2112, (192, 128), True),  # 4 heads of 33 blocks of 64 keys: 132
+        (1, 2113, (192, 128), False),
+        (3, 1024, (192, 128), False),
+        (1, 64, (192, 128), True),
+        (1, 64, (200, 128), False),
+        (1, 64, (64, 64), False),
+    ],
+)
+def test_few_blocks_are_halved(batch, len_k, dims, wide):
+    case = AttentionCase("few", (batch, 8, 4, 64, len_k, *dims), BF16)
+    config = choose_backward(cases.problem_of(case.inputs()), H100).config
+    assert isinstance(config, GluonSm90BackwardConfig)
+    assert config.wide is wide
 
 
 @pytest.mark.parametrize(
@@ -273,7 +292,7 @@ def test_reasons_and_texts():
     assert "bytes of shared memory" in "; ".join(
         GluonSm90BackwardConfig(64, 5).reasons_against(problem, H100)
     )
-    for config in (GluonSm90BackwardConfig(128, 3), GluonSm90BackwardConfig(64, 2, True)):
+    for config in (GluonSm90BackwardConfig(128, 3), GluonSm90BackwardConfig(64, 2, True, True)):
         assert decode_backward(config.encode()) == config
     assert isinstance(decode_backward("reference"), ReferenceConfig)
 

@@ -222,7 +222,7 @@ def choose_backward(
     candidates: tuple[AttentionBackwardConfig, ...] = (ReferenceConfig(),)
     if target.kind != "cpu":
         portable = triton_backward_rule(problem, target)
-        candidates = (gluon_backward_rule(problem), portable, ReferenceConfig())
+        candidates = (gluon_backward_rule(problem, target.sms), portable, ReferenceConfig())
     return _op.choose(
         *(f"{problem.name}_bwd", problem, target, config, candidates),
         option="backward_config",

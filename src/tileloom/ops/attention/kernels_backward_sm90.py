@@ -76,6 +76,7 @@ _SHAPES = (
     ("bf16", 256, GluonSm90BackwardConfig(64, 2), _SCORES[2:6]),
     ("bf16", (192, 128), GluonSm90BackwardConfig(64, 2), ("full", "causal", "window-lengths")),
     ("bf16", (192, 128), GluonSm90BackwardConfig(64, 2), (*_PACKED, "bias")),
+    ("bf16", (256, 128), GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("fp16", (192, 64), GluonSm90BackwardConfig(64, 2), ("causal",)),
     ("bf16", (64, 128), GluonSm90BackwardConfig(64, 2), ("window-lengths",)),
 )

@@ -79,9 +79,11 @@ def test_gradients_have_the_same_bits_under_deterministic_algorithms(mask, dims)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_outputs_and_gradients(case):
     inputs = case.inputs("cuda")
+    is_192 = inputs.tensors[0].shape[2] == 192  # of so few blocks the rule takes the wide kernel
+    configs = {"backward_config": GluonSm90BackwardConfig()} if is_192 else {}
     with poisoned_memory():
         out, lse = cases.call(inputs)
-        found = cases.gradients(inputs)
+        found = cases.gradients(inputs, **configs)
     cases.check(inputs, out, lse)
     cases.check_gradients(inputs, found)
 
