@@ -28,7 +28,8 @@ def test_attention_backward(shipped_results, name):
         pytest.skip(f"Triton {VERSION} is not in .triton-versions; `make test` installs it")
     found = re.findall(r"\[d(\d+)(?:x(\d+))?-.*-(\d+)x(\d+)\]", name)[0]
     head_dim, head_dim_v, rows, stages = (int(n or found[0]) for n in found)
-    config = decode_backward(f"gluon_sm90:{rows},{stages},{int('ordered' in name)}")
+    form = f"{int('ordered' in name)},0,{int('persistent' in name)}"
+    config = decode_backward(f"gluon_sm90:{rows},{stages},{form}")
     spec = shipped.SPECS[name]
     halves = 1 if max(head_dim, head_dim_v) > 128 else 2  # of the 128 keys of a block
     # Two kernels have neither scores in shared memory nor dropout, and no parameters for them.

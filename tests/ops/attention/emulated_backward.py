@@ -45,6 +45,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
     keys = 64 if "_wide" in spec.function else 128
     c: dict[str, Any] = {"BIAS": 0, "MASK": 0, "DROPOUT": 0} | spec.constexprs
     is_ordered = spec.signature.get("progress", "constexpr") != "constexpr"
+    is_persistent = spec.signature.get("counter") == "*i32"
     len_q, len_k = rows * stages + 7, 2 * keys + 37
     has_tiles = TILE in (c["BIAS"], c["MASK"])
     if has_tiles or c["DROPOUT"] == 2:
@@ -70,7 +71,7 @@ def call_of(spec: KernelSpec) -> tuple[Call, GluonSm90BackwardConfig]:
         options={"dropout_p": 0.3, "philox": _STATE} if c["DROPOUT"] else {},
         hide=slice(5, 6) if has_tiles else None,
     )  # fmt: skip
-    config = GluonSm90BackwardConfig(rows, stages, is_ordered)
+    config = GluonSm90BackwardConfig(rows, stages, is_ordered, persistent=is_persistent)
     return Call(spec.name, case, GluonSm90Config(), "sm_90a"), config
 
 

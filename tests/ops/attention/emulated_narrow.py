@@ -10,5 +10,12 @@ from __future__ import annotations
 from tests.ops.attention.emulated_backward import cases_of
 
 CASES = cases_of(
-    ("d64-full-bf16-64x3", "d64-window-lengths-bf16-64x3", "d64-causal-ordered-bf16-64x3")
+    (
+        "d64-full-bf16-64x3",
+        "d64-window-lengths-bf16-64x3",
+        "d64-causal-ordered-bf16-64x3",
+        "d64-full-persistent-bf16-64x3",
+        "d64-window-lengths-persistent-bf16-64x3",
+        "d64-causal-ordered-persistent-bf16-64x3",
+    )
 )

@@ -141,6 +141,7 @@ def test_nothing_forces_nothing():
         ("gluon_sm90:64,3", GluonSm90BackwardConfig(64, 3)),
         ("gluon_sm90:64,2,1", GluonSm90BackwardConfig(64, 2, True)),
         ("gluon_sm90:64,2,0,1", GluonSm90BackwardConfig(64, 2, wide=True)),
+        ("gluon_sm90:64,3,0,0,1", GluonSm90BackwardConfig(64, 3, persistent=True)),
     ],
 )
 def test_a_missing_end_of_a_text_is_the_defaults(text, config):

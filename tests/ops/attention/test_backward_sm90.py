@@ -34,7 +34,7 @@ from tileloom.ops.attention.launch_gluon_sm90_scores import (
     TILE,
     Scores,
 )
-from tileloom.ops.attention.problem import Layout
+from tileloom.ops.attention.problem import Layout, Packed
 from tileloom.target import CPU, H100
 
 
@@ -292,9 +292,59 @@ def test_reasons_and_texts():
     assert "bytes of shared memory" in "; ".join(
         GluonSm90BackwardConfig(64, 5).reasons_against(problem, H100)
     )
-    for config in (GluonSm90BackwardConfig(128, 3), GluonSm90BackwardConfig(64, 2, True, True)):
+    for config in (
+        GluonSm90BackwardConfig(128, 3),
+        GluonSm90BackwardConfig(64, 2, True, True, True),
+    ):
         assert decode_backward(config.encode()) == config
     assert isinstance(decode_backward("reference"), ReferenceConfig)
+
+
+def test_the_narrow_kernel_alone_is_persistent():
+    config = GluonSm90BackwardConfig(64, 2, persistent=True)
+    problem = cases.problem_of(AttentionCase("p", (1, 1, 1, 64, 64, 64, 64), BF16).inputs())
+    assert config.reasons_against(problem, H100) == ()
+    why = (
+        "persistent is True, which only the kernel for head dims up to 64 can be, with block_m 64 "
+        "and without bias, mask and dropout",
+    )
+    assert replace(config, block_m=128).reasons_against(problem, H100)[:1] == why
+    for change in ({"head_dim_v": 72}, {"has_bias": True}, {"dropout_p": 0.5}):
+        other = replace(problem, **change)
+        assert config.reasons_against(other, H100)[:1] == why
+        assert gluon_backward_rule(other) == GluonSm90BackwardConfig(64, 2)
+
+
+def test_many_blocks_of_few_steps_are_walked_over():
+    """Where it is faster on an H200: 198 blocks of keys or more, which 4096 rows or fewer see."""
+    p = cases.problem_of(AttentionCase("p", (1, 32, 32, 64, 64, 64, 64), BF16).inputs())
+
+    def is_persistent(batch, length, mask=None, group=1, keys=None, **own):
+        other = replace(
+            p, batch=batch, len_q=length, len_k=keys or length,
+            band=(mask or masks.window(None, None)).band,
+            heads_kv=32 // group, **own,
+        )  # fmt: skip
+        return choose_backward(other, H100).config.persistent
+
+    assert is_persistent(16, 1024)
+    assert is_persistent(8, 2048)
+    assert is_persistent(4, 4096)
+    assert not is_persistent(2, 8192)
+    assert is_persistent(4, 4096, masks.causal())
+    assert is_persistent(2, 8192, masks.causal())
+    assert not is_persistent(1, 16384, masks.causal())
+    assert is_persistent(1, 16384, masks.window(511, 0))
+    assert is_persistent(1, 16384, masks.window(511, None) & masks.causal("bottom_right"))
+    assert not is_persistent(1, 16384, masks.window(511, None))
+    assert is_persistent(16, 1024, group=4)
+    assert not is_persistent(16, 1024, group=8)
+    assert is_persistent(16, 1024, masks.causal(), group=8)
+    assert is_persistent(64, 128, keys=4096)
+    assert is_persistent(7, 128)  # 224 blocks
+    assert not is_persistent(6, 128)
+    assert is_persistent(4, 8192, packed=Packed(16384, 16384))
+    assert not is_persistent(4, 8192, packed=Packed(32768, 32768))
 
 
 @pytest.fixture
@@ -302,6 +352,14 @@ def deterministic():
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_in_a_fixed_order_any_number_of_rows_may_see_a_block():
+    p = cases.problem_of(AttentionCase("p", (1, 8, 1, 64, 64, 64, 64), BF16).inputs())
+    for blocks, is_persistent in ((197, False), (198, True)):
+        choice = choose_backward(replace(p, len_q=32768, len_k=128 * blocks), H100)
+        assert choice.config == GluonSm90BackwardConfig(64, 3, True, persistent=is_persistent)
 
 
 @pytest.mark.usefixtures("deterministic")
@@ -329,10 +387,11 @@ _ORDERED = [
 ]  # fmt: skip
 
 
-def _gradients_of_schedules(case, ordered):
+def _gradients_of_schedules(case, ordered, persistent=False):
     inputs = case.inputs()
     given = gradients.upstream(inputs)
-    config = replace(gluon_backward_rule(cases.problem_of(inputs)), ordered=ordered)
+    rule = gluon_backward_rule(cases.problem_of(inputs))
+    config = replace(rule, ordered=ordered, persistent=persistent)
     found = []
     for seed in range(3):
         with emulator.run(level="ttgir", schedule="random", seed=seed, sms=8) as run:
@@ -348,11 +407,14 @@ def test_a_fixed_order_gives_the_same_bits_under_every_schedule(case):
     first, *others = _gradients_of_schedules(case, ordered=True)
     assert len(first) == (3 if case.bias is None else 4)
     assert all(torch.equal(t, one) for other in others for t, one in zip(other, first))
+    if case.name == "causal":
+        for other in _gradients_of_schedules(case, ordered=True, persistent=True):
+            assert all(torch.equal(t, one) for t, one in zip(other, first))
 
 
-@pytest.mark.parametrize("dim", [64, 256])
-def test_the_last_keys_are_added_first(dim):
-    config = GluonSm90BackwardConfig(64, 2, ordered=True)
+@pytest.mark.parametrize(("dim", "persistent"), [(64, False), (64, True), (256, False)])
+def test_the_last_keys_are_added_first(dim, persistent):
+    config = GluonSm90BackwardConfig(64, 2, ordered=True, persistent=persistent)
     for schedule, seed in SCHEDULES:
         with emulator.run(level="ttgir", schedule=schedule, seed=seed, sms=8):
             check_order(config, (1, 2, 64, 9, dim), "cpu")  # of one step each: soon out of turn

@@ -441,6 +441,37 @@ def test_a_fixed_order_adds_the_last_keys_first(dim):
         emulated_backward.check_order(free, (3, 5, 4000, 24, dim), "cuda")
 
 
+_WALKS = [
+    AttentionCase("full", (8, 16, 8, 520, 1000, 64, 64), BF16),
+    AttentionCase(
+        "causal", (24, 12, 12, 130, 390, 48, 64), FP16, mask=cases.shown_by(_BOTTOM_RIGHT)
+    ),
+    AttentionCase(
+        "window-lengths", (4, 40, 20, 300, 700, 64, 64), BF16,
+        mask=cases.lengths(
+            0, 129, 700, 799, dtype=torch.int32, then=masks.window(70, 130, anchor="bottom_right")
+        ),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("case", _WALKS, ids=lambda case: case.id)
+def test_persistent_programs_walk_over_several_blocks(case, ordered):
+    """To the same bits as a program for each block, but for dQ that is added up in no order."""
+    inputs = case.inputs("cuda")
+    given = gradients.upstream(inputs)
+    config = GluonSm90BackwardConfig(64, 3, ordered, persistent=True)
+    found = run(inputs, given, config)
+    fixed = slice(0 if ordered else 1, None)
+    for a, b in zip(found[fixed], run(inputs, given, replace(config, persistent=False))[fixed]):
+        assert torch.equal(a, b)
+    gradients.check(inputs, given, found)
+    if ordered:
+        for _ in range(20):
+            emulated_backward.check_order(config, (3, 5, 4000, 24, 64), "cuda")
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_cuda_graph_replays_forward_and_backward(backend, ordered):
     case = AttentionCase("graph", (2, 4, 2, 300, 300, 64, 64), BF16, options=_CAUSAL)
@@ -449,6 +480,8 @@ def test_a_cuda_graph_replays_forward_and_backward(backend, ordered):
     config = config_for(backend, inputs)
     if ordered and isinstance(config, GluonSm90BackwardConfig):
         config = replace(config, ordered=True)  # its counters begin at 0 in every replay
+    if isinstance(config, GluonSm90BackwardConfig):
+        config = replace(config, persistent=True)  # and so do those of turns
     gradients.of_attention(inputs, given, backward_config=config)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

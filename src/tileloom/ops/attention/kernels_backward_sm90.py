@@ -31,6 +31,7 @@ class _Form:
     dropout: bool = False
     is_ordered: bool = False
     is_shared: bool = False
+    is_persistent: bool = False
 
     @property
     def has_scores(self) -> bool:
@@ -57,10 +58,18 @@ _FORMS: Mapping[str, _Form] = {
     "packed-bias": _Form(bias=3, dbias=3, is_packed=True),
     "causal-ordered": _Form(right=True, is_ordered=True),
     "packed-ordered": _Form(is_packed=True, is_ordered=True),
+    "full-persistent": _Form(is_persistent=True),
+    "causal-persistent": _Form(right=True, is_persistent=True),
+    "window-lengths-persistent": _Form(True, True, True, is_persistent=True),
+    "packed-persistent": _Form(is_packed=True, is_persistent=True),
+    "packed-causal-persistent": _Form(right=True, is_packed=True, is_persistent=True),
+    "causal-ordered-persistent": _Form(right=True, is_ordered=True, is_persistent=True),
+    "packed-ordered-persistent": _Form(is_packed=True, is_ordered=True, is_persistent=True),
 }
 _PACKED = ("packed", "packed-causal")
 _SCORES = tuple(form for form, own in _FORMS.items() if own.has_scores)
-_PLAIN = tuple(form for form, own in _FORMS.items() if not own.is_ordered)
+_PERSISTENT = tuple(form for form, own in _FORMS.items() if own.is_persistent)
+_PLAIN = tuple(f for f, own in _FORMS.items() if not own.is_ordered and not own.is_persistent)
 _ORDERED = ("causal-ordered",)
 _SHAPES = (
     ("bf16", 64, GluonSm90BackwardConfig(128, 2, True), _ORDERED),
@@ -69,6 +78,8 @@ _SHAPES = (
     ("bf16", 64, GluonSm90BackwardConfig(128, 2), ("full", "causal", "packed-causal")),
     ("bf16", 64, GluonSm90BackwardConfig(64, 3), ("full", "causal", "window-lengths", *_PACKED)),
     ("bf16", 64, GluonSm90BackwardConfig(64, 3, True), (*_ORDERED, "packed-ordered")),
+    ("bf16", 64, GluonSm90BackwardConfig(64, 3, persistent=True), _PERSISTENT[:5]),
+    ("bf16", 64, GluonSm90BackwardConfig(64, 3, True, persistent=True), _PERSISTENT[5:]),
     ("bf16", 64, GluonSm90BackwardConfig(64, 2), (_SCORES[0], *_SCORES[2:5])),
     ("bf16", 128, GluonSm90BackwardConfig(64, 2), _PLAIN),
     ("fp16", 128, GluonSm90BackwardConfig(64, 2), ("causal",)),
@@ -85,6 +96,7 @@ _BYTES = {"u8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
 _ON_H100 = "H100, Triton 3.6.0, 2026-11-28, 16k tokens, hidden 2048, TFLOP/s at 16k beside cuDNN: "
 _ON_H200 = "H200, Triton 3.6.0, 2026-11-28, B 4, L 4096, hidden 2048, ms: "
 _ON_H200_BWD = "H200, Triton 3.6.0, 2026-11-28, 16k tokens, 16k, TFLOP/s beside cuDNN: "
+_WALKS = "H200, Triton 3.6.0, 2026-11-29, 16k tokens, us beside a program for each block, lengths "
 _SPILLS: Mapping[str, tuple[int, str]] = {
     "64-128": (260, _ON_H100 + "537 (491) full, 494 (460) causal; with no spills (64 rows) 462."),
     # 440 on Triton 3.6.0, 296 on 3.7.1, 156 on 3.9.0.
@@ -97,6 +109,9 @@ _SPILLS: Mapping[str, tuple[int, str]] = {
         360,
         _ON_H200_BWD + "544 (464) full, 531 (451) causal; with 128 rows 494 and 504.",
     ),
+    # 292, 320 on Triton 3.6.0, 416, 432 on 3.9.0: of each block of keys, none in its steps.
+    "64-64-packed-persistent": (440, _WALKS + "up to 1k 761, 825."),
+    "64-64-packed-causal-persistent": (440, _WALKS + "4k 1544, 1566."),
     "128-64": (280, _ON_H100 + "657 (598) full, 595 (580) causal."),
     "256-64": (360, _ON_H100 + "459 (374) full, 450 (400) causal."),
     "256-64-causal-ordered": (420, "H200, 16k tokens, 4k: 366 TFLOP/s, in no order 430 to 440."),
@@ -218,7 +233,7 @@ def _main(
     )
     if 128 < dims[0] <= 192 and width_v <= 128 and not (own.has_scores or own.is_ordered):
         return _of_192(spec, width_v)
-    return _narrow(spec) if widest <= 64 and kind == "64" else spec
+    return _narrow(spec, own) if widest <= 64 and kind == "64" else spec
 
 
 def _dropout_mode(own: _Form, widest: int) -> int:
@@ -232,16 +247,19 @@ def _shape_of(dims: tuple[int, int]) -> str:
     return str(dims[0]) if dims[0] == dims[1] else f"{dims[0]}x{dims[1]}"
 
 
-def _narrow(spec: KernelSpec) -> KernelSpec:
+def _narrow(spec: KernelSpec, own: _Form) -> KernelSpec:
     """The narrow kernel in place of the other: it knows nothing of scores and dropout."""
     from tileloom.ops.attention.kernel_gluon_sm90_bwd_narrow import attention_bwd_narrow_kernel
 
     known = attention_bwd_narrow_kernel.arg_names
+    constexprs = {n: value for n, value in spec.constexprs.items() if n in known}
+    constexprs |= {} if own.is_persistent else {"counter": None}
+    signature = {n: kind for n, kind in spec.signature.items() if n in known}
     return replace(
         spec,
         function=f"{_KERNEL}_narrow:attention_bwd_narrow_kernel",
-        signature={n: kind for n, kind in spec.signature.items() if n in known},
-        constexprs={n: value for n, value in spec.constexprs.items() if n in known},
+        signature=signature | {"counter": "*i32" if own.is_persistent else "constexpr"},
+        constexprs=constexprs,
         aligned=tuple(n for n in spec.aligned if n in known),
     )
 

@@ -14,6 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from tileloom.launch.bound import BoundLaunch
 from tileloom.launch.launcher import prepared
 from tileloom.launch.layout import tma_faults
+from tileloom.ops._counters import zero_counter
 from tileloom.ops.attention.config_backward_sm90 import (
     GluonSm90BackwardConfig,
     buffer_width,
@@ -150,7 +151,7 @@ def bind_attention_bwd(
         own = scores.tensors(problem, q, mask, bias, dbias)
         addresses, random = dropout_values(state)
         packed = () if offsets is None else (*offsets, dk, dv)
-        turns = (q.new_zeros(1 + programs, dtype=torch.int32),) if config.ordered else ()
+        turns = _counters(config, programs, q)
         qs, ks, dks, buffers = ((t,) * boxes for t in (q, k, dk, buffer))
         first = (*qs, *ks, v, dout, statistic, delta, *dks, dv, *buffers)
         main.launch(*first, *lengths, *weights, *own, *addresses, *random, *packed, *turns)
@@ -168,6 +169,16 @@ def bind_attention_bwd(
 def _padded(problem: AttentionProblem, rows: int) -> int:
     """Lines of one head of one batch, or of all packed sequences."""
     return problem.blocks_q(rows) // (1 if problem.packed else problem.batch) * rows
+
+
+def _counters(
+    config: GluonSm90BackwardConfig, programs: int, like: torch.Tensor
+) -> tuple[Any, ...]:
+    """Zeros: the progress of a fixed order, whose first word counts turns; else that alone."""
+    if not config.ordered:
+        return (zero_counter(like),) if config.persistent else ()
+    progress = like.new_zeros(1 + programs, dtype=torch.int32)
+    return (progress, progress) if config.persistent else (progress,)
 
 
 def _heads_a_round(
@@ -271,16 +282,19 @@ def _main(
     key_blocks = programs // (problem.heads_kv * (1 if is_packed else problem.batch))
     kernel = attention_bwd_wide_kernel if is_wide else attention_bwd_kernel
     hidden, strides, constants = own[0], own[1], scores.constants()
+    counters = [example.view(torch.int32) if config.ordered else None]
     if is_narrow:  # it knows nothing of scores and dropout, nor does the next
         kernel, hidden, strides, constants = attention_bwd_narrow_kernel, [], [], {}
+        counters.append(example.view(torch.int32) if config.persistent else None)
     elif is_192:
         kernel, hidden, strides, constants = attention_bwd_192_kernel, [], [], {}
+        counters = []
     else:
         rows_lost = (example.view(torch.int32), example, example) if scores.bias else (None,) * 3
         hidden = [*rows_lost, *hidden]
         constants["DROPOUT"] = dropout_mode(problem)
     return prepared(kernel, num_warps=8 if is_192 else 4, launch_pdl=True).bind(
-        (programs,),
+        (min(programs, target_of(q).sms) if config.persistent else programs,),
         *_tiles(problem, config, rows, given, example),
         None if key_lengths is None else key_lengths.contiguous(),
         *hidden,
@@ -295,7 +309,7 @@ def _main(
         *problem.band.clamped(problem.len_q, problem.len_k),
         *(offsets or (None, None)),
         *((dk, dv) if is_packed else (None, None)),
-        *([] if is_192 else [example.view(torch.int32) if config.ordered else None]),
+        *counters,
         _heads_a_round(problem, config, key_blocks, target_of(q).sms, scores.is_shared),
         problem.head_dim // 8,
         problem.head_dim_v // 8,

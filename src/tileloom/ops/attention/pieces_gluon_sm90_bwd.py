@@ -185,13 +185,17 @@ def columns_start(statistic, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def query_gradient(
-    ds0, ds1, k_smem, WG: gl.constexpr, BLOCK_M: gl.constexpr, D: gl.constexpr, LAYOUT: gl.constexpr
-):
-    """One half of dQ = dS K over both halves of the keys: columns of 64 queries, or rows of 128."""
+    ds0, ds1, k_smem, WG: gl.constexpr, BLOCK_M: gl.constexpr, D: gl.constexpr,
+    LAYOUT: gl.constexpr, first=0,
+):  # fmt: skip
+    """One half of dQ = dS K over both halves of the keys: columns of 64 queries, or rows of 128.
+
+    `first` is the place of the first half of the keys in `k_smem`.
+    """
     HALF: gl.constexpr = D // 2 if BLOCK_M == 64 else D
     zero = gl.zeros([64, HALF], gl.float32, LAYOUT)
-    k0 = k_smem.index(0).reshape([64, D])
-    k1 = k_smem.index(1).reshape([64, D])
+    k0 = k_smem.index(first).reshape([64, D])
+    k1 = k_smem.index(first + 1).reshape([64, D])
     if BLOCK_M == 64:
         k0 = k0.slice(WG * HALF, HALF, 1)
         k1 = k1.slice(WG * HALF, HALF, 1)

@@ -43,13 +43,20 @@ def program_in_turn(
     turn = gl.program_id(0)
     if ORDERED:
         turn = gl.atomic_add(progress, 1, sem="relaxed")
+    # Those of packed sequences are numbered from their ends anyway.
+    return program_of_turn(turn, heads, key_blocks, heads_a_round, ORDERED and not PACKED)
+
+
+@gluon.jit
+def program_of_turn(turn, heads, key_blocks, heads_a_round, FROM_LAST: gl.constexpr):
+    """The program of a turn; FROM_LAST: the last keys have the first."""
     round = turn // (heads_a_round * key_blocks)
     first = round * heads_a_round
     width = gl.minimum(heads - first, heads_a_round)
     turn -= first * key_blocks
     block = turn // width
     head = first + turn - block * width
-    if ORDERED and not PACKED:  # those of packed sequences are numbered from their ends anyway
+    if FROM_LAST:
         block = key_blocks - 1 - block
     return head * key_blocks + block
 
@@ -94,9 +101,12 @@ def _count(order, step, steps):
 @gluon.jit
 def add_in_turn(
     order, step, steps, start, stop, line, padded_q, seen, dq_desc, dq_smem, dq_full, dq_empty,
-    BLOCK_M: gl.constexpr, D: gl.constexpr,
+    BLOCK_M: gl.constexpr, D: gl.constexpr, before=0,
 ):  # fmt: skip
-    """Add dQ of a step, which the consumers have left in shared memory, when its turn has come."""
+    """Add dQ of a step, which the consumers have left in shared memory, when its turn has come.
+
+    `before` counts the steps of other blocks of keys that went through the same shared memory.
+    """
     a_head = (stop - start) // BLOCK_M
     head = step // a_head
     line += head * padded_q + (step - head * a_head) * BLOCK_M
@@ -104,7 +114,7 @@ def add_in_turn(
     seen = wait_for_turn(order, step, start, stop, seen, BLOCK_M)
     fence_proxy_async("global")
     for w in gl.static_range(2):
-        mbarrier.wait(dq_full.index(w), step & 1)
+        mbarrier.wait(dq_full.index(w), (before + step) & 1)
         tma_reduce_add(dq_desc, [line * (D // 64) // 2 + w * PIECE, 0], dq_smem.index(w))
     tma.store_wait(0)
     mbarrier.arrive(dq_empty, count=1)

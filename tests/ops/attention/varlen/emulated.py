@@ -86,7 +86,12 @@ def hopper_plays() -> list[Play]:
             found = re.search(r"-(\d+)x(\d+)\]$", spec.name)
             assert found is not None
             is_ordered = spec.signature.get("progress", "constexpr") != "constexpr"
-            backward = GluonSm90BackwardConfig(int(found[1]), int(found[2]), is_ordered)
+            backward = GluonSm90BackwardConfig(
+                int(found[1]),
+                int(found[2]),
+                is_ordered,
+                persistent=spec.signature.get("counter") == "*i32",
+            )
             rows, keys = backward.block_m * (2 * backward.stages) + 7, 150
         mask = masks.causal("bottom_right") if spec.constexprs["HAS_RIGHT"] else None
         sizes = (2, 1, *head_dims(spec))

@@ -76,6 +76,21 @@ def test_gradients_have_the_same_bits_under_deterministic_algorithms(mask, dims)
     cases.check_gradients(inputs, runs[0])
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("mask", [None, masks.causal("bottom_right"), masks.window(100, 30)])
+def test_persistent_programs_walk_over_several_blocks(mask, ordered):
+    case = VarlenCase("walk", 12 * _LONG, 12 * _LONG[::-1], (6, 3, 64, 64), BF16, mask=mask)
+    inputs = case.inputs("cuda")
+    persistent = GluonSm90BackwardConfig(64, 3, ordered, persistent=True)
+    found, plain = (
+        cases.gradients(inputs, backward_config=config)
+        for config in (persistent, replace(persistent, persistent=False))
+    )
+    for a, b in list(zip(found, plain))[0 if ordered else 1 :]:
+        assert torch.equal(a, b)
+    cases.check_gradients(inputs, found)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_outputs_and_gradients(case):
     inputs = case.inputs("cuda")
