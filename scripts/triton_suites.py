@@ -32,8 +32,8 @@ import pytest
 from triton._C import libtriton
 
 from tileloom import emulator
-from tileloom.emulator.check import Setting, settings
 from tileloom.emulator.devices import cuda_on_cpu
+from tileloom.emulator.findings import Setting, settings
 
 TUTORIALS = "python/tutorials/gluon"
 CONSAN = "python/test/gluon/test_consan.py"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.house import ROOT
-from tileloom.emulator.check import settings
+from tileloom.emulator.findings import settings
 from tileloom.emulator.judge import Judge, Verdict
 from tileloom.emulator.mutate import Mutant
 

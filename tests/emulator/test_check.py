@@ -10,10 +10,10 @@ import shlex
 import pytest
 import torch
 
-from tests.emulator import support
 from tileloom.cli.main import main
-from tileloom.emulator.check import Playing, Setting, check_file, check_in_child, settings
+from tileloom.emulator.check import Playing, check_file, check_in_child
 from tileloom.emulator.devices import cuda_on_cpu
+from tileloom.emulator.findings import Setting, settings
 from tileloom.emulator.report import annotation
 from tileloom.errors import OptionError
 from tileloom.target import H100
@@ -472,20 +472,3 @@ def test_every_spelling_of_a_device_is_mapped():
     assert torch.get_default_device() == before
     assert not isinstance(torch.ones(1), torch.Generator)
     assert type(torch.Generator()) is torch.Generator
-
-
-def test_a_ring_that_no_run_uses_twice_is_an_info(tmp_path, capsys):
-    text = (support.CASES / "specialised_gemm.py").read_text()
-    path = tmp_path / "short.py"
-    path.write_text(text.replace("k=224, stages=3, programs=4", "k=32, stages=3, programs=6"))
-    assert main(["check", str(path), "--schedule", "late", "--level", "ttgir"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(
-        "[barrier] info: no mbarrier of full (3 of them) completes a second phase in any run: what "
-        "happens when the ring is reused is not tested\n    at   short.py:71  | full = "
-    )
-    assert "    hint take sizes with at least 7 steps\n" in out
-    assert "2 warnings and infos" in out
-    path.write_text(text)
-    assert main(["check", str(path), "--schedule", "late", "--level", "ttgir"]) == 0
-    assert capsys.readouterr().out.startswith("specialised_gemm: 1 launches")

@@ -1,4 +1,4 @@
-"""A deadlock's hint says what each barrier that somebody waits for lacks."""
+"""The hint of a deadlock says what each barrier lacks, that of an arrival too many who is ahead."""
 
 from __future__ import annotations
 
@@ -59,4 +59,41 @@ def test_hint_of_a_deadlock(name, tmp_path):
     module = support.planted(SimpleNamespace(id=name, case=case, old=old, new=new), tmp_path)
     with pytest.raises(emulator.DeadlockError) as caught, emulator.run():
         module.main()
+    assert hint in str(caught.value)
+
+
+AHEAD = (
+    "hint partition 'load_tiles' expects the next copies before those of this phase are there: "
+    "before this statement, its wait for the slot to be empty may be missing or have the wrong "
+    "parity\n"
+)
+EXCESS = {
+    "no wait for empty": (
+        "specialised_gemm", "            mbarrier.wait(empty.index(slot), phase ^ 1)\n", "",
+        "full[0] gets 1 more arrival by mbarrier.expect while its phase 0 has all 1 and waits for "
+        "bytes only\n", AHEAD,
+    ),
+    "an arrival beside expect": (
+        "specialised_gemm", "            tma_load(a_desc",
+        "            mbarrier.arrive(full.index(slot), count=1)\n            tma_load(a_desc",
+        "full[0] gets 1 more arrival by mbarrier.arrive while its phase 0 has all 1 and waits for "
+        "bytes only\n",
+        "hint raise the count given to mbarrier.init, or let fewer threads or partitions arrive",
+    ),
+    "released by too many": (
+        "specialised_gemm", "mbarrier.arrive(empty.index((count - 1) % STAGES), count=1)\n",
+        "mbarrier.arrive(empty.index((count - 1) % STAGES), count=2)\n",
+        "gets 2 more arrivals by mbarrier.arrive while its phase 2 lacks only 1 of 1\n",
+        "hint raise the count given to mbarrier.init, or let fewer threads or partitions arrive",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXCESS)
+def test_hint_of_an_arrival_too_many(name, tmp_path):
+    case, old, new, message, hint = EXCESS[name]
+    module = support.planted(SimpleNamespace(id=name, case=case, old=old, new=new), tmp_path)
+    with pytest.raises(emulator.BarrierError) as caught, emulator.run():
+        module.main()
+    assert message in str(caught.value)
     assert hint in str(caught.value)

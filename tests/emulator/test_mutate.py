@@ -9,7 +9,7 @@ import pytest
 
 from tests.emulator import support
 from tileloom.cli.main import main
-from tileloom.emulator.check import settings
+from tileloom.emulator.findings import settings
 from tileloom.emulator.judge import Judge
 from tileloom.emulator.mutate import functions_of, mutants
 from tileloom.emulator.synchronising import Helpers

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tileloom.errors import OptionError
 
 if TYPE_CHECKING:
-    from tileloom.emulator.check import Failure, Result, Setting
+    from tileloom.emulator.findings import Failure, Result, Setting
     from tileloom.emulator.judge import Verdict
 
 
@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OptionError: If an argument is wrong, or the file launches no kernel.
     """
-    from tileloom.emulator.check import check_in_child, settings
+    from tileloom.emulator.check import check_in_child
+    from tileloom.emulator.findings import settings
 
     file, _, test = args.target.partition("::")
     if test:
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         _write_json(result, args.target)
     elif args.github:
         for finding in result.findings:
-            print(finding.report.github())
+            print(finding.report.github(finding.also_in()))
         for failures in _alike(result.failures):
             print(_annotation(failures, path))
     else:
@@ -139,6 +140,8 @@ def _annotation(failures: Sequence[Failure], path: Path) -> str:
 def _write_text(result: Result, target: str, ways: list[Setting]) -> None:
     for finding in result.findings:
         print(finding.report.text())
+        if finding.also:
+            print(f"    {finding.also_in()}")
         print(f"    again: {finding.setting.command(target, finding.case)}\n")
     for failure in result.failures[:1]:
         if failure.kind == "died":
@@ -172,6 +175,7 @@ def _write_json(result: Result, target: str) -> None:
                 **finding.report.as_dict(),
                 "text": finding.report.text(),
                 "case": finding.case,
+                "also_in": finding.also,
                 "command": finding.setting.command(target, finding.case),
             }
             for finding in result.findings

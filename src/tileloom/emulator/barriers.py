@@ -13,6 +13,9 @@ from tileloom.emulator.report import Access
 if TYPE_CHECKING:
     from tileloom.emulator.machine import Partition
 
+_MANY = (
+    "raise the count given to mbarrier.init, or let fewer threads or partitions arrive in a phase"
+)
 # The hardware's tx-count and arrival count have 20 bits.
 MAX_COUNT = (1 << 20) - 1
 
@@ -26,6 +29,7 @@ class Barrier:
         pending: Arrivals still missing in the current phase.
         tx: Bytes still missing in the current phase.
         phase: Completed phases.
+        arrived: Keys of the partitions that arrived in the current phase.
         fenced: Whether a fence is known to stand between its initialisation and the async proxy.
         in_cluster: Whether all CTAs of the cluster may use it.
         phases: Who waits for which phase.
@@ -40,6 +44,7 @@ class Barrier:
         self.pending = count
         self.tx = 0
         self.phase = 0
+        self.arrived: set[int] = set()
         self.key = key
         self.loc = loc
         self.clock: Clock = {}
@@ -69,20 +74,30 @@ class Barrier:
     def count_down(self, partition: Partition, count: int, loc: Loc, what: str) -> None:
         """Take arrivals off the current phase."""
         if count > self.pending:
-            partition.report(
-                "barrier",
-                f"mbarrier {self.name} gets {count} more arrival{'s' * (count > 1)} by {what} "
-                f"while "
-                f"its phase {self.phase} lacks only {self.pending} of {self.count}",
-                loc,
-                what,
-                hint="raise the count given to mbarrier.init, or let fewer threads or partitions "
-                "arrive in a phase",
-                other=Access(self.loc, "mbarrier.init", self.made_by.title, partition.cta.program),
-            )
+            self._report_excess(partition, count, loc, what)
             count = self.pending
         self.pending -= count
+        self.arrived.add(partition.key)
         self._settle((partition, loc, what))
+
+    def _report_excess(self, partition: Partition, count: int, loc: Loc, what: str) -> None:
+        """Report arrivals that are more than the current phase lacks."""
+        state = f"lacks only {self.pending} of {self.count}"
+        if not self.pending:
+            state = f"has all {self.count} and waits for bytes only"
+        ahead = (
+            f"partition '{partition.title}' expects the next copies before those of this phase are "
+            "there: before this statement, its wait for the slot to be empty may be missing or "
+            "have the wrong parity"
+        )
+        is_ahead = "expect" in what and partition.key in self.arrived
+        partition.report(
+            "barrier",
+            f"mbarrier {self.name} gets {count} more arrival{'s' * (count > 1)} by {what} while "
+            f"its phase {self.phase} {state}",
+            loc, what, hint=ahead if is_ahead else _MANY,
+            other=Access(self.loc, "mbarrier.init", self.made_by.title, partition.cta.program),
+        )  # fmt: skip
 
     def _settle(self, arrival: Arrival) -> None:
         """Complete the phase if nothing is missing after an arrival."""
@@ -95,6 +110,7 @@ class Barrier:
             use.phases = max(use.phases, self.phase)
             self.phases.completed(self, arrival)
             self.pending = self.count
+            self.arrived.clear()
             self.clock[self.key] = self.phase
             self.fence[self.key] = self.fence[-self.key] = self.phase
             self.released = (dict(self.clock), dict(self.fence))

@@ -1,4 +1,4 @@
-"""Running a user's file under several schedules and levels, and gathering what is found."""
+"""Running a user's file under several schedules and levels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,138 +25,11 @@ from tileloom.emulator.child import ChildDied, answers
 from tileloom.emulator.costs import COSTS
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.endings import RingUse, never_reused
+from tileloom.emulator.findings import Failure, Finding, Result, Setting
 from tileloom.emulator.replace import loading
-from tileloom.emulator.report import NoTestError, Report, Reporter, ReportError
+from tileloom.emulator.report import NoTestError, Reporter, ReportError
 from tileloom.emulator.session import Run, run
 from tileloom.errors import OptionError
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One way to run the file; with `registers` the assembler is asked, too."""
-
-    schedule: str
-    seed: int
-    level: str
-    arch: str = "sm_90a"
-    sms: int = 4
-    registers: bool = False
-
-    def text(self) -> str:
-        """Return the setting in words."""
-        seed = f" (seed {self.seed})" if self.schedule == "random" else ""
-        return f"schedule {self.schedule}{seed}, level {self.level}"
-
-    def command(self, target: str, case: str = "") -> str:
-        """Return the command that repeats exactly this run."""
-        seed = f" --seed {self.seed}" if self.schedule == "random" else ""
-        only = f" --case {shlex.quote(case)}" if case else ""
-        only += " --registers" if self.registers else ""
-        return (
-            f"tileloom check {shlex.quote(target)} --schedule {self.schedule}{seed}"
-            f" --level {self.level} --arch {self.arch} --sms {self.sms}{only}"
-        )
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A report, and the setting and case that it was first seen under."""
-
-    report: Report
-    setting: Setting
-    case: str = ""
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What makes two reports the same finding: kind, kernel, lines and words, no numbers."""
-        report = self.report
-        other = report.other.loc.line if report.other else 0
-        words = re.sub(r"\d+", "#", report.message)
-        return report.kind, report.kernel, report.line, other, words
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that ended otherwise: the file raised, or its process died.
-
-    Attributes:
-        setting: How it was run.
-        case: The case, "" for the whole file.
-        text: The traceback, or a sentence about the death.
-        kind: ``wrong`` if one of the file's own assertions failed, ``died`` if the process died or
-            was killed, ``raised`` for everything else.
-    """
-
-    setting: Setting
-    case: str
-    text: str
-    kind: str = "raised"
-
-
-@dataclass
-class Result:
-    """What came of checking a file.
-
-    Attributes:
-        findings: Reports, each once.
-        failures: Runs that ended otherwise.
-        launches: Launches over all runs.
-        kernels: Names of the kernels that ran.
-        suppressed: Reports that a comment suppresses, with its reason.
-        places: By case, the names of files and the lines that its kernels come from.
-    """
-
-    findings: list[Finding] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    launches: int = 0
-    kernels: set[str] = field(default_factory=set)
-    suppressed: list[tuple[Report, str]] = field(default_factory=list)
-    places: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
-
-    @property
-    def errors(self) -> list[Finding]:
-        """Findings with severity ``error``."""
-        return [f for f in self.findings if f.report.severity == "error"]
-
-    def take(self, session: Run, setting: Setting, case: str, kernel: str | None) -> None:
-        """Add what a run has found that is new."""
-        seen = {finding.key for finding in self.findings}
-        costs = session.cost_reporter or Reporter()
-        for report in [*session.reports, *costs.reports]:
-            finding = Finding(report, setting, case)
-            if finding.key not in seen and kernel in (None, report.kernel):
-                seen.add(finding.key)
-                self.findings.append(finding)
-        known = {(r.kind, r.line) for r, _ in self.suppressed}
-        for one in [*session.suppressed, *costs.suppressed]:
-            if (one[0].kind, one[0].line) not in known:
-                self.suppressed.append(one)
-
-
-def settings(
-    schedules: Sequence[str], seeds: Sequence[int], levels: Sequence[str], arch: str = "sm_90a",
-    sms: int = 4, registers: bool = False,
-) -> list[Setting]:  # fmt: skip
-    """Return all combinations; only the random schedule has seeds.
-
-    Args:
-        schedules: Names of schedules.
-        seeds: Seeds of the random one.
-        levels: Names of levels.
-        arch: The architecture.
-        sms: Multiprocessors of the emulated card: few, so that persistent programs take several
-            tiles each.
-        registers: Whether to ask the assembler for registers and spills, at level ``machine``.
-
-    Returns:
-        The settings, level by level.
-    """
-    return [
-        Setting(schedule, seed, level, arch, sms, registers)
-        for level in levels
-        for schedule in schedules
-        for seed in (seeds if schedule == "random" else (0,))
-    ]
 
 
 # ---- what a file consists of
@@ -336,7 +209,7 @@ class _Check:
         self.first_only = first_only
         self.say = say
         self.result = Result()
-        self.rings: list[tuple[RingUse, Setting]] = []
+        self.rings: dict[RingUse, tuple[Setting, str]] = {}
 
     @property
     def is_done(self) -> bool:
@@ -356,17 +229,14 @@ class _Check:
             self._play(session, way)
         self.result.launches += len(session.launches)
         self.result.kernels |= {launch.kernel for launch in session.launches}
-        self.rings += [(ring, way) for launch in session.launches for ring in launch.rings]
         self.say(self.result)
         return session
 
     def look_at_rings(self) -> None:
         """Add what no run tested: rings of mbarriers that were never used twice."""
-        if not self.rings:
-            return
-        way = self.rings[0][1]
-        rings = [ring for ring, _ in self.rings if self.kernel in (None, ring.kernel)]
-        self.result.findings += [Finding(report, way) for report in never_reused(rings)]
+        rings = [ring for ring in self.rings if self.kernel in (None, ring.kernel)]
+        found = never_reused(rings).items()
+        self.result.findings += [Finding(report, *self.rings[ring]) for ring, report in found]
         self.say(self.result)
 
     def _play(self, session: Run, way: Setting) -> None:
@@ -379,8 +249,10 @@ class _Check:
             case = name  # of a pytest file the test that ended last
             self.result.take(session, way, name, self.kernel)
             places = self.result.places.get(name, frozenset())
-            new = (launch.places for launch in session.launches[done:])
-            self.result.places[name] = places.union(*new)
+            new = session.launches[done:]
+            self.result.places[name] = places.union(*(launch.places for launch in new))
+            for ring in (ring for launch in new for ring in launch.rings):
+                self.rings.setdefault(ring, (way, name))
             done = len(session.launches)
 
         def guarded(action: Callable[[], Any]) -> bool:

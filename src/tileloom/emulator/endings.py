@@ -37,13 +37,22 @@ class BarrierUse:
 
 @dataclass(frozen=True)
 class RingUse:
-    """An allocation of several mbarriers that somebody waited for, and the most phases of one."""
+    """An allocation of several mbarriers that somebody waited for, and the most phases of one.
+
+    `ended` says whether the launch came to its end.
+    """
 
     kernel: str
     name: str
     at: Loc
     slots: int
     phases: int
+    ended: bool
+
+    @property
+    def place(self) -> tuple[str, str, Loc]:
+        """What its uses in several launches share."""
+        return self.kernel, self.name, self.at
 
 
 def check_program(cta: Cta) -> None:
@@ -95,14 +104,15 @@ def _check_loads(cta: Cta, barrier: Barrier, partitions: Sequence[Partition]) ->
 def check_launch(launch: Launch) -> None:
     """Report mbarriers that are signalled and that nobody waits for.
 
-    A wait that the launch never came to may be for one of them; then this is no more than an info.
+    A wait that the launch never came to may be for one of them; then this is no more than an info,
+    and nothing at all if the launch hung before it.
 
     Args:
         launch: A launch that has ended.
     """
     skipped = launch.program.waits - launch.waits
     for use in launch.uses.values():
-        if use.waited or use.signal is None:
+        if use.waited or use.signal is None or (skipped and not launch.ended):
             continue
         many = f" (all {len(use.slots)} of them)" if len(use.slots) > 1 else ""
         rest = ", in this launch" if skipped else ""
@@ -117,36 +127,38 @@ def check_launch(launch: Launch) -> None:
 def rings(launch: Launch) -> list[RingUse]:
     """Return the allocations of several mbarriers that somebody waited for."""
     return [
-        RingUse(launch.program.name, use.name, use.at, len(use.slots), use.phases)
+        RingUse(launch.program.name, use.name, use.at, len(use.slots), use.phases, launch.ended)
         for use in launch.uses.values()
         if use.waited and len(use.slots) > 1
     ]
 
 
-def never_reused(uses: Iterable[RingUse]) -> list[Report]:
+def never_reused(uses: Iterable[RingUse]) -> dict[RingUse, Report]:
     """Say which rings went round in no launch, so that nothing tested their parities.
 
     Args:
         uses: Of all launches of a check.
 
     Returns:
-        An info for each ring of which no mbarrier ever completed a second phase.
+        An info for each ring of which no mbarrier ever completed a second phase, by a use of it.
+        Where a launch did not end, this says nothing of its rings.
     """
-    most: dict[tuple[str, str, Loc], RingUse] = {}
+    first: dict[tuple[str, str, Loc], RingUse] = {}
+    done: set[tuple[str, str, Loc]] = set()
     for use in uses:
-        key = use.kernel, use.name, use.at
-        if key not in most or most[key].phases < use.phases:
-            most[key] = use
-    return [
-        Report(
+        first.setdefault(use.place, use)
+        if use.phases > 1 or not use.ended:
+            done.add(use.place)
+    return {
+        use: Report(
             "barrier", "info",
             f"no mbarrier of {use.name} ({use.slots} of them) completes a second phase in any run: "
             "what happens when the ring is reused is not tested",
             Access(use.at, "allocation", "", ()),
             hint=f"take sizes with at least {2 * use.slots + 1} steps", kernel=use.kernel,
         )
-        for use in most.values() if use.phases < 2
-    ]  # fmt: skip
+        for place, use in first.items() if place not in done
+    }  # fmt: skip
 
 
 def report_deadlock(launch: Launch, blocked: list[Partition]) -> None:

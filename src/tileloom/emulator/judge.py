@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from tileloom.emulator.check import Finding, Result, Setting, check_in_child, nearest
+from tileloom.emulator.check import check_in_child, nearest
+from tileloom.emulator.findings import Finding, Result, Setting
 from tileloom.emulator.mutate import Mutant, functions_of, kernels_of, mutants
 from tileloom.emulator.report import LaunchError
 from tileloom.emulator.synchronising import Helpers, with_imports

@@ -291,6 +291,7 @@ class Launch:
         self.landing: list[Cta] = []  # ended, with writes in flight
         self.uses: dict[tuple[str, Loc], BarrierUse] = {}
         self.waits: set[int] = set()
+        self.ended = False
         self.ahead: Ahead | None = None
         self.settled: Clock = {}
         self.lets_dependents_start = False
@@ -323,6 +324,7 @@ class Launch:
         """Run the whole grid."""
         together = self.options.sms if self.program.communicates or self.host_events else 1
         waiting = self.programs()
+        hung = False
         if self.options.schedule == "eager":
             while self.host_events:
                 self.play_host_event()
@@ -334,10 +336,12 @@ class Launch:
             self.round()
             for cta in [c for c in self.active if c.finished]:
                 self.active.remove(cta)
+                hung |= cta.aborted
                 endings.check_program(cta)
                 cta.end()
         while self.landing:
             self.land()
+        self.ended = not hung
         endings.check_launch(self)
 
     def play_host_event(self) -> None:

@@ -40,8 +40,7 @@ class _Tests:
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Hear of a test's end from pytest."""
-        self.take(nodeid.partition("::")[2])
-        self.session.reports.clear()  # the next test's run begins with none, as under pytest
+        self.take(nodeid.partition("::")[2])  # the next test's run has no reports, as under pytest
 
 
 def run_pytest(path: Path, case: str | None, session: Run, take: Take) -> None:

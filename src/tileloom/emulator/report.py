@@ -225,11 +225,12 @@ class Report:
         """Return plain data for JSON."""
         return asdict(self)
 
-    def github(self) -> str:
-        """Return a GitHub workflow command that annotates the line."""
+    def github(self, more: str = "") -> str:
+        """Return a GitHub workflow command that annotates the line, with `more` below the text."""
         level = {"error": "error", "warning": "warning"}.get(self.severity, "notice")
         loc = self.at.loc if self.at else Loc()
-        return annotation(level, f"tileloom {self.kind}", self.text(), loc.file, loc.line)
+        text = "\n    ".join(filter(None, (self.text(), more)))
+        return annotation(level, f"tileloom {self.kind}", text, loc.file, loc.line)
 
     def exception(self) -> ReportError:
         """Return the exception that carries this report."""
@@ -252,6 +253,12 @@ def suppression(loc: Loc, kind: str) -> str | None:
     return None
 
 
+def alike(message: str, hint: str) -> tuple[str, frozenset[str]]:
+    """Return what two reports of the same lines and the same fault share: words, no numbers."""
+    words, remedies = (re.sub(r"\d+", "#", text) for text in (message, hint))
+    return words, frozenset(remedies.split("; "))
+
+
 @dataclass
 class Reporter:
     """Collects reports of one run; the first error raises unless `collect` is set."""
@@ -266,6 +273,12 @@ class Reporter:
     suppressed: list[tuple[Report, str]] = field(default_factory=list)
     _seen: set[tuple[Any, ...]] = field(default_factory=set)
 
+    def forget(self) -> None:
+        """Begin anew, for another case of the same run: it may report the same faults."""
+        self.reports.clear()
+        self.suppressed.clear()
+        self._seen.clear()
+
     def add(
         self,
         kind: str,
@@ -277,7 +290,7 @@ class Reporter:
         details: tuple[str, ...] = (),
         severity: str = "error",
     ) -> None:
-        """Record a finding, once for each pair of lines; raise it if it is an error.
+        """Record a finding, once for each pair of lines and hint; raise it if it is an error.
 
         Raises:
             ReportError: For errors, unless the run collects.
@@ -285,8 +298,7 @@ class Reporter:
         if kind in self.ignore:
             return
         lines = (at.loc.line if at else 0, other.loc.line if other else 0)
-        buffer = re.sub(r"\d+", "#", message)
-        key = (kind, *lines, at.loc.file if at else "", buffer, self.kernel)
+        key = (kind, *lines, at.loc.file if at else "", *alike(message, hint), self.kernel)
         if key in self._seen:
             return
         self._seen.add(key)
