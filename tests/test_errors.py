@@ -53,6 +53,25 @@ def test_a_row_of_the_page_says_so(name):
     assert any(row.startswith(f"| `{name}` | `{BUILTIN[name].__name__}` | ") for row in rows)
 
 
+ELSEWHERE = {
+    "tileloom.knobs.KnobError": ValueError,
+    "tileloom.log.LoggerError": ValueError,
+    "tileloom.testing.AccuracyError": AssertionError,
+    "tileloom.testing.CanaryError": AssertionError,
+    "tileloom.testing.CaseError": ValueError,
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_row_of_the_page_names_what_is_no_error_of_ours(name):
+    module, _, last = name.rpartition(".")
+    kind = getattr(importlib.import_module(module), last)
+    assert issubclass(kind, ELSEWHERE[name])
+    assert not issubclass(kind, errors.TileloomError)
+    rows = (ROOT / "docs" / "errors.md").read_text().splitlines()
+    assert any(row.startswith(f"| `{name}` | `{ELSEWHERE[name].__name__}` | ") for row in rows)
+
+
 def test_the_emulators_launch_error_is_one():
     from tileloom import emulator
 

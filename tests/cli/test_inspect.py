@@ -207,7 +207,8 @@ def test_options_reach_the_compiler(canned, tmp_path, capsys):
     assert callable(given.pop("on_result"))
     assert given == {"workers": 1, "timeout_s": 7.0, "triton_path": tmp_path}
     assert main(["inspect", "--triton", str(tmp_path / "none")]) == 2
-    assert "it must be a folder that holds 'triton'" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "it must be a folder that holds 'triton'. Try: make setup, which makes" in said
 
 
 def test_compiling_for_real(monkeypatch, capsys):

@@ -136,6 +136,23 @@ def test_an_unknown_command_gets_the_nearest_one(capsys):
             "there is no place for an argument 'k'. Try: all arguments before the options.",
         ),
         ("bundle build", "bundle build", "the following arguments are required: FILE\n"),
+        (
+            "explain gemm",
+            "explain gemm",
+            "the following arguments are required: m, n, k. Try: tileloom explain gemm 4096 4096 "
+            "4096\n",
+        ),
+        (
+            "explain",
+            "explain",
+            "the following arguments are required: OPERATOR. Try: tileloom explain gemm 4096 4096 "
+            "4096\n",
+        ),
+        (
+            "cache",
+            "cache",
+            "the following arguments are required: ACTION. Try: tileloom cache ls\n",
+        ),
         ("cache export", "cache export", "the following arguments are required: FILE\n"),
         ("--colour", "[-h]", "there is no option '--colour'. Options: -h, --version."),
     ],

@@ -173,6 +173,9 @@ def test_a_path_that_is_no_file_gets_the_nearest(tmp_path):
     (tmp_path / "ring.py").write_text("")
     with pytest.raises(OptionError, match=r"there is no file .*/ring\. Try: .*/ring\.py\.$"):
         check_file(tmp_path / "ring", ONCE)
+    for far in ("nope.py", "nope"):  # what all files' names end with makes no two alike
+        with pytest.raises(OptionError, match=rf"there is no file .*/{far}\.$"):
+            check_file(tmp_path / far, ONCE)
     with pytest.raises(OptionError, match=r"is a folder\. Try: one of its files\.$"):
         check_file(tmp_path, ONCE)
 

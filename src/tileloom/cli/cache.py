@@ -26,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "cache",
+        example="tileloom cache ls",
         help="list, show, verify, clear and export the winners of tuned kernels",
         description=(
             "Winners lie under $TILELOOM_CACHE_DIR, one file for each kernel and machine; see "

@@ -13,15 +13,20 @@ from typing import Any
 
 from tileloom.errors import OptionError
 
+_EXAMPLE = "tileloom explain gemm 4096 4096 4096"
+
 
 def add_parser(subparsers: Any) -> None:
     """Add the command's options."""
     parser = subparsers.add_parser(
-        "explain", help="say which backend takes a problem, and why not the others"
+        "explain",
+        help="say which backend takes a problem, and why not the others",
+        example=_EXAMPLE,
     )
     operators = parser.add_subparsers(dest="operator", metavar="OPERATOR", required=True)
     gemm = operators.add_parser(
         "gemm",
+        example=_EXAMPLE,
         help="the schedule of a matrix product",
         description=(
             "Config and schedule of tileloom.matmul for bfloat16 matrices on a Hopper card; with "

@@ -330,7 +330,8 @@ def check_triton(folder: Path | None, command: str = "inspect") -> None:
     if folder is not None and not (folder / "triton").is_dir():
         raise OptionError(
             f"{command}: --triton is {folder}; it must be a folder that holds 'triton'. "
-            "Try: pip install --no-deps --target FOLDER triton==3.9.0, and pass FOLDER."
+            "Try: make setup, which makes .triton-versions/3.6.0 and 3.9.0; or pip install "
+            "--no-deps --target FOLDER triton==3.9.0, and pass FOLDER."
         )
 
 

@@ -17,7 +17,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tileloom import __version__, knobs, log
 from tileloom.errors import (
@@ -59,8 +59,14 @@ class Parser(argparse.ArgumentParser):
     Parsers of commands and of their actions are of this class, too.
     """
 
-    def __init__(self, *, epilog: str = _STATUS, **options: Any) -> None:
+    def __init__(self, *, epilog: str = _STATUS, example: str = "", **options: Any) -> None:
         super().__init__(epilog=epilog, **options)
+        self.example = example
+
+    def error(self, message: str) -> NoReturn:
+        """Tell of a wrong argument, and of an example where one is missing; end the process."""
+        is_missing = message.startswith("the following arguments are required")
+        super().error(f"{message}. Try: {self.example}" if is_missing and self.example else message)
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]: it has overloads
         self, args: Any = None, namespace: Any = None

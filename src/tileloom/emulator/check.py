@@ -52,9 +52,9 @@ def _no_file(path: Path) -> str:
     """Say that a path is no file, and which one is like it."""
     if path.is_dir():
         return f"emulator: {path} is a folder. Try: one of its files."
-    there = [p.name for p in path.absolute().parent.glob("*.py")]
-    near = difflib.get_close_matches(f"{path.name.removesuffix('.py')}.py", there, n=1)
-    hint = f" Try: {path.with_name(near[0])}." if near else ""
+    there = [p.stem for p in path.absolute().parent.glob("*.py")]  # the suffix makes all look near
+    near = difflib.get_close_matches(path.name.removesuffix(".py"), there, n=1)
+    hint = f" Try: {path.with_name(f'{near[0]}.py')}." if near else ""
     return f"emulator: there is no file {path}.{hint}"
 
 

@@ -58,6 +58,17 @@ CALLS: Mapping[str, Callable[[], Any]] = {
     "mask is a text": lambda: _call(mask="causal"),
     "mask of numbers": lambda: _call(mask=torch.zeros(3, 3)),
     "mask of another shape": lambda: _call(mask=torch.ones(2, 3, 5, dtype=torch.bool)),
+    "mask of integers": lambda: _call(mask=torch.ones(3, 3, dtype=torch.uint8)),
+    "mask without the heads": lambda: _call(
+        (4, 2, 3, 8), (4, 2, 5, 8), (4, 2, 5, 8), mask=torch.ones(4, 3, 5).bool()
+    ),
+    "mask of more keys": lambda: _call(
+        SAME, (2, 2, 5, 8), (2, 2, 5, 8), mask=torch.ones(3, 6).bool()
+    ),
+    "mask of other queries, keys and sequences": lambda: _call(mask=torch.ones(3, 2, 4, 5).bool()),
+    "mask of queries alone": lambda: _call(
+        SAME, (2, 2, 5, 8), (2, 2, 5, 8), mask=torch.ones(3).bool()
+    ),
     "mask on another device": lambda: _call(mask=torch.ones(3, 3, dtype=torch.bool, device="meta")),
     "bias of bools": lambda: _call(bias=torch.ones(3, 3, dtype=torch.bool)),
     "bias of integers": lambda: _call(bias=torch.ones(3, 3, dtype=torch.int32)),

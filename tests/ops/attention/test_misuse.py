@@ -205,7 +205,7 @@ def operator(q, k, v, mask=None, bias=None, lengths=None, band=(None,) * 4, scal
         (ShapeError, "k has 1 batch|k has batch 1", lambda q, k, v: operator(q, k[:1], v)),
         (ShapeError, "k has 3 keys, v has 10", lambda q, k, v: operator(q, k[:, :, :3], v)),
         (DtypeError, "k has dtype torch.float16", lambda q, k, v: operator(q, k.half(), v)),
-        (DtypeError, "visible has dtype", lambda q, k, v: operator(q, k, v, torch.zeros(10, 10))),
+        (DtypeError, "mask has dtype", lambda q, k, v: operator(q, k, v, torch.zeros(10, 10))),
         (ShapeError, "does not broadcast", lambda q, k, v: operator(q, k, v, bias=torch.ones(7))),
         (
             ShapeError,

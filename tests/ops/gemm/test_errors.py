@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.functional import gelu
 
 from tileloom import emulator, errors
 from tileloom.launch.layout import Layout
@@ -35,6 +36,15 @@ NARROW = torch.randn(6, 4).bfloat16()
         ((A, B), dict(bias=3), errors.DtypeError, "bias is a int"),
         ((A, B), dict(residual=A), errors.ShapeError, "residual has shape (6, 4); it must"),
         ((A, B), dict(activation="tanh"), errors.OptionError, "activation is 'tanh'; it must be"),
+        ((A, B), dict(activation="swish"), errors.OptionError, "None. Try: activation='silu'."),
+        ((A, B), dict(activation="rlu"), errors.OptionError, ", or None. Try: activation='relu'."),
+        ((A, B), dict(activation=gelu), errors.OptionError, ", or None. Try: activation='gelu'."),
+        ((A, B), dict(activation=torch.nn.SiLU()), errors.OptionError, "Try: activation='silu'."),
+        ((A, B), dict(activation=torch.nn.GELU(approximate="tanh")), errors.OptionError,
+         "Try: activation='gelu_tanh'."),
+        ((A, B), dict(activation=torch.sqrt), errors.OptionError,
+         "Try: activation=None, and yours afterwards."),
+        ((A, B), dict(activation=3), errors.OptionError, ", or None. Try: one of these."),
         ((A, B), dict(activation=""), errors.OptionError, "activation is ''; it must be one of"),
         ((A, B), dict(out_dtype=torch.int8), errors.DtypeError, "out_dtype is torch.int8; supp"),
         ((A, B), dict(config=3), errors.OptionError, "config is a int; it must be one of"),

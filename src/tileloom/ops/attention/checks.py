@@ -6,7 +6,9 @@ each other, whoever calls.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -27,7 +29,7 @@ from tileloom.ops.attention.config import (
     TritonConfig,
 )
 from tileloom.ops.attention.config_backward import AttentionBackwardConfig
-from tileloom.ops.attention.masks import Band, Mask, causal, dense
+from tileloom.ops.attention.masks import Band, Mask, causal, dense_of
 from tileloom.ops.attention.reference import check_probability
 
 _LARGEST = torch.finfo(torch.float32).max  # the precision of the softmax
@@ -57,7 +59,7 @@ def resolve_mask(name: str, mask: Mask | torch.Tensor | None, is_causal: bool) -
     if mask is None:
         shown = Mask(Band())
     elif isinstance(mask, torch.Tensor):
-        shown = dense(mask)
+        shown = dense_of(name, "mask", mask)
     elif isinstance(mask, Mask):
         shown = mask
     else:
@@ -207,6 +209,29 @@ def check_bias_and_mask(function: str, shown: Mask, bias: torch.Tensor | None) -
         )
 
 
+def _fitting(name: str, t: torch.Tensor, full: tuple[int, int, int, int]) -> str:
+    """Say what to do with a mask or a bias that does not broadcast to the scores."""
+    if t.dim() > 4:
+        return f"{name}.flatten(0, {t.dim() - 4}) when the batch is spread over dimensions"
+    if t.dim() == 2 and tuple(t.shape) == (full[0], full[3]):
+        return f"{name}[:, None, None] for one row of keys for each sequence"
+    if t.dim() == 3 and broadcasts((t.shape[0], 1, *t.shape[1:]), full):
+        return f"{name}[:, None] when it lacks the heads"
+    if any(broadcasts(_placed(t, at), full) for at in itertools.combinations(range(4), t.dim())):
+        return f"give {name} four dimensions, of size 1 where it is the same for all"
+    sizes = zip(reversed(t.shape), reversed(full), ("keys", "queries", "heads", "sequences"))
+    wrong = [
+        f"{want} {what} in place of {size}" for size, want, what in sizes if size not in (1, want)
+    ]
+    return f"a {name} of {', '.join(reversed(wrong))}, or of size 1 there"
+
+
+def _placed(t: torch.Tensor, at: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a tensor whose dimensions stand at some of four places."""
+    sizes = dict(zip(at, t.shape))
+    return tuple(sizes.get(place, 1) for place in range(4))
+
+
 def check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Tensor | None) -> None:
     """Refuse a mask, a bias or key lengths that do not fit q and k.
 
@@ -219,18 +244,9 @@ def check_extras(q: torch.Tensor, k: torch.Tensor, shown: Mask, bias: torch.Tens
     check_bias_and_mask("attention", shown, bias)
     for name, t in (("mask", shown.visible), ("bias", bias)):
         if t is not None and not broadcasts(t.shape, full):
-            remedy = f"give {name} four dimensions, of size 1 where it is the same for all"
-            if t.dim() == 2 and tuple(t.shape) == (full[0], full[3]):
-                remedy = f"{name}[:, None, None] for one row of keys for each sequence"
-            elif t.dim() == 3 and t.shape[0] == full[0]:
-                remedy = f"{name}[:, None] when it lacks the heads"
-            elif t.dim() > 4:
-                remedy = (
-                    f"{name}.flatten(0, {t.dim() - 4}) when the batch is spread over dimensions"
-                )
             raise ShapeError(
                 f"attention: {name} has shape {tuple(t.shape)}, which does not broadcast to "
-                f"[B, Hq, Lq, Lk] = {full}. Try: {remedy}."
+                f"[B, Hq, Lq, Lk] = {full}. Try: {_fitting(name, t, full)}."
             )
     if shown.lengths is not None and shown.lengths.shape[0] != q.shape[0]:
         raise ShapeError(
@@ -334,7 +350,7 @@ def mask_of(
         raise OptionError(f"{name}: scale is {scale}; it must be finite. Try: scale=1 / sqrt(D).")
     shown = Mask(band)
     if mask is not None:
-        shown = shown & dense(mask)
+        shown = shown & dense_of(name, "mask", mask)
     if key_lengths is not None:
         shown = shown & masks.key_lengths(key_lengths)
     return shown

@@ -321,9 +321,21 @@ def dense(visible: torch.Tensor) -> Mask:
         DtypeError: If the tensor is not bool.
     """
     _tensor("dense", "visible", visible)
+    return dense_of("masks.dense", "visible", visible)
+
+
+def dense_of(function: str, name: str, visible: torch.Tensor) -> Mask:
+    """Wrap a bool tensor that a function got under some name.
+
+    Raises:
+        DtypeError: If the tensor is not bool.
+    """
     if visible.dtype is not torch.bool:
+        remedy = f"{name}.bool()"
+        if visible.is_floating_point():
+            remedy = "pass numbers to add to the scores as bias= instead"
         raise DtypeError(
-            f"masks.dense: visible has dtype {visible.dtype}; supported: torch.bool (True = "
-            "visible). Try: pass numbers to add to the scores as bias= instead."
+            f"{function}: {name} has dtype {visible.dtype}; supported: torch.bool (True = "
+            f"visible). Try: {remedy}."
         )
     return Mask(Band(), visible=visible)

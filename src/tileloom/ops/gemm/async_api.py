@@ -96,7 +96,8 @@ def async_input_matmul(
         chunk and 20 more, kept with the plan.
     Determinism: bitwise the plain product, whatever the order of arrival.
     Autocast: leaves it alone: rows that are not there yet cannot be cast.
-    Hardware: Hopper (sm_90); the CPU by the reference, which waits in the calling thread.
+    Hardware: Hopper (sm_90); the CPU by the reference. There the call blocks the calling thread
+        until the flags are there, without a time-out for ever: another thread must write them.
     Deadlock: the kernel takes every multiprocessor. What brings the rows must be copies, peers, or
         kernels launched before it; and a kernel that is launched for the first time while it spins
         may not load. Launch each kernel of the producer once beforehand, and copy on a stream of

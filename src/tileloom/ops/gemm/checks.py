@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import get_args
 
 import torch
@@ -28,6 +29,14 @@ ELSEWHERE = {  # what other libraries call it
 }
 CONFIGS = get_args(MatmulConfig)
 _OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+_OTHER_NAMES = {
+    "swish": "silu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu(approximate='tanh')": "gelu_tanh",
+    "gelu(approximate='none')": "gelu",
+}
 
 
 def autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -138,9 +147,14 @@ def check_options(
     """Refuse an activation, a dtype or a config that there is not."""
     is_text = isinstance(activation, str)  # an array would be compared element by element
     if activation is not None and not (is_text and activation in ACTIVATIONS[1:]):
+        remedy = "one of these"
+        if is_text or callable(activation):
+            name = str(getattr(activation, "__name__", activation)).lower()
+            near = difflib.get_close_matches(_OTHER_NAMES.get(name, name), ACTIVATIONS[1:], n=1)
+            remedy = f"activation={near[0]!r}" if near else "activation=None, and yours afterwards"
         raise OptionError(
             f"{op}: activation is {shown_value(activation)}; it must be one of "
-            f"{', '.join(map(repr, ACTIVATIONS[1:]))}, or None."
+            f"{', '.join(map(repr, ACTIVATIONS[1:]))}, or None. Try: {remedy}."
         )
     is_dtype = isinstance(out_dtype, torch.dtype)
     if out_dtype is not None and not (is_dtype and out_dtype in _OUT_DTYPES):
