@@ -184,7 +184,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
                            "torch.nn.functional.pad(k, (0, D - k.shape[3]))")  # fmt: skip
 
 
-def broadcasts(shape: torch.Size, full: tuple[int, ...]) -> bool:
+def broadcasts(shape: Sequence[int], full: tuple[int, ...]) -> bool:
     """Whether a shape broadcasts to another one of four dimensions."""
     if len(shape) > 4:
         return False
