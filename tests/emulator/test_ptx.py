@@ -178,7 +178,7 @@ def test_lanes_that_branch_apart_meet_again():
 
 
 class _Launch:
-    steps = 0
+    steps, explore = 0, False
 
     def count_steps(self, steps, partition, loc):
         self.steps += steps
@@ -192,7 +192,8 @@ class _Partition:
     cta = _Cta()
     clock = types.MappingProxyType({0: 0})
     key = 0
-    looks = acted = 0
+    looks = idle = 0
+    rests_at = 100_000
     timed = False
 
 

@@ -189,3 +189,36 @@ def report_deadlock(launch: Launch, blocked: list[Partition]) -> None:
         "deadlock", message, Access(wait.loc, "wait", first.name, first.cta.program),
         details=tuple(lines), hint="; ".join(missing[:4]),
     )  # fmt: skip
+
+
+def report_steps(launch: Launch, partition: Partition, loc: Loc) -> None:
+    """Report that a kernel does not end: where each partition is, and what it may wait for.
+
+    Args:
+        launch: The launch.
+        partition: Who took the last step.
+        loc: The loop that it is in.
+    """
+    alive = [p for c in launch.active for p in c.partitions if not p.finished]
+    lines = [
+        f"partition '{p.name}' of program {p.cta.program}: "
+        + (quote_with_callers(p.here) if p.here else "not started")
+        for p in alive
+    ]
+    hint = "raise max_steps of emulator.run if the kernel is only long"
+    idle = next((p for p in alive if p.here is None), None)
+    if idle is not None:
+        hint = (
+            f"partition '{idle.name}' of program {idle.cta.program} has had no turn yet: if the "
+            f"loop waits for it, let each turn of the loop read memory again; {hint}"
+        )
+    elif partition.looks and len(alive) > 1:
+        hint = (
+            "the loop reads memory that others write: if it waits for one of them, look at "
+            f"what that one writes; {hint}"
+        )
+    launch.reporter.add(
+        "steps", f"the kernel did not end within {launch.options.max_steps} steps",
+        Access(loc, "loop", partition.name, partition.cta.program), details=tuple(lines[:12]),
+        hint=hint,
+    )  # fmt: skip

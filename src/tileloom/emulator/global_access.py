@@ -305,6 +305,7 @@ def atomic(
     if storage is None:
         return old
     launch = partition.cta.launch
+    begun = partition.clock[partition.key]
     lanes = np.ones(where.shape, np.bool_) if mask is None else mask
     flat = np.atleast_1d(index)[np.atleast_1d(lanes)]
     new = np.atleast_1d(np.broadcast_to(np.asarray(values), where.shape))[np.atleast_1d(lanes)]
@@ -325,10 +326,11 @@ def atomic(
     # The first thread hands the result of a scalar one on, and all threads meet for it.
     for one in partition.team if where.ndim == 0 else partition.team[1:]:
         one.learn(partition.clock, partition.fence)
-    if operation in ("umax", "umin") or not np.array_equal(before, words[flat]):
-        launch.changed()
-    else:
+    if np.array_equal(before, words[flat]):  # whatever its order: no more than a look
         partition.looks += 1
+        partition.idle += partition.clock[partition.key] - begun
+    else:
+        launch.changed()
     np.atleast_1d(old)[np.atleast_1d(lanes)] = out
     if where.ndim == 0:
         return np.asarray(out, number).reshape(())

@@ -140,6 +140,7 @@ def fence(partition: Partition) -> None:
         partition.learn(clock, proxy)
     partition.observed.clear()
     partition.release_fence = _knowledge(partition)
+    partition.idle += 1
 
 
 def _knowledge(partition: Partition) -> tuple[Clock, Clock, dict[int, int]]:

@@ -18,9 +18,10 @@ from tileloom.emulator import costs
 from tileloom.emulator.costs import Assembled
 from tileloom.emulator.dtypes import UnknownElementError
 from tileloom.emulator.global_edges import meet
-from tileloom.emulator.ir import Block, Func, Loc, Module, Op, walk
+from tileloom.emulator.ir import Block, Func, Module, Op, walk
 from tileloom.emulator.machine import Frame, Partition, Wait
 from tileloom.emulator.report import EmulatorError, UnsupportedKernelError, quote
+from tileloom.emulator.spinning import Turns
 
 PURE, STEP, NEST, END = range(4)
 Run = Callable[[Frame], Any]
@@ -190,6 +191,7 @@ class Program:
         """Run blocks as a generator; the result is what the terminator yields."""
         partition: Partition = frame[0]
         explore = partition.cta.launch.explore
+        loops: dict[str, Turns] = {}
         block = blocks[0]
         while True:
             plan, end = block.plan
@@ -219,11 +221,15 @@ class Program:
             if end.name in ("cf.br", "cf.cond_br"):
                 label, values = end.run(frame)
                 block, back = _find_block(blocks, label, block)
+                before = [frame[slot] for slot in block.args]
                 for slot, value in zip(block.args, values):
                     frame[slot] = value
                 if back:
                     partition.cta.launch.count_steps(len(plan), partition, end.loc)
-                    if (wait := poll(partition, end.loc)) is not None:
+                    turns = loops.get(label)
+                    if turns is None:
+                        turns = loops[label] = Turns(partition)
+                    if (wait := turns.end(end.loc, before, values)) is not None:
                         yield wait
                 continue
             return [frame[s] for s in end.operands]
@@ -251,23 +257,6 @@ class Program:
             frame[slot] = value
         result = yield from self.run_blocks(func.blocks, frame)
         return result or []
-
-
-def poll(partition: Partition, loc: Loc) -> Wait | None:
-    """At the end of a loop's turn: if it only looked at memory that others change, let them act."""
-    looks, partition.looks = partition.looks, 0
-    done, partition.acted = partition.acted, partition.clock[partition.key]
-    if not looks or partition.acted - done > looks:
-        return None
-    launch = partition.cta.launch
-    timed, partition.timed = partition.timed, False
-    seen = launch.version
-    wait = Wait(
-        lambda: True, lambda: "spins on global memory", loc, None, seen, timed,
-        lambda: "nobody that is left writes what a loop reads again and again",
-    )  # fmt: skip
-    wait.ready = lambda: wait.poll != launch.version
-    return wait
 
 
 def _may_meet(op: Op) -> bool:

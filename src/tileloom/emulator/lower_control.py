@@ -12,8 +12,9 @@ from typing import Any
 from tileloom.emulator import stream
 from tileloom.emulator.global_edges import meet
 from tileloom.emulator.ir import Block, Op, walk
-from tileloom.emulator.lower import END, NEST, PURE, STEP, Program, Run, lowers, poll
+from tileloom.emulator.lower import END, NEST, PURE, STEP, Program, Run, lowers
 from tileloom.emulator.machine import Frame, Partition, Wait
+from tileloom.emulator.spinning import Turns, rest
 
 Steps = Generator[Wait | None, None, Any]
 _LOOP_ATTRS = [
@@ -88,6 +89,8 @@ def _for(op: Op, program: Program) -> Run:
                 f[slot] = value
             values = (yield from program.run_blocks(body, f)) or []
             launch.count_steps(length, f[0], op.loc)
+            if (wait := rest(f[0], op.loc)) is not None:
+                yield wait
         for slot, value in zip(results, values):
             f[slot] = value
 
@@ -133,7 +136,7 @@ def _while(op: Op, program: Program) -> Run:
     def run(f: Frame) -> Steps:
         values = [f[s] for s in inits]
         partition: Partition = f[0]
-        partition.looks, partition.acted = 0, partition.clock[partition.key]
+        turns = Turns(partition)
         while True:
             for slot, value in zip(before[0].args, values):
                 f[slot] = value
@@ -144,10 +147,10 @@ def _while(op: Op, program: Program) -> Run:
                 return
             for slot, value in zip(after[0].args, passed):
                 f[slot] = value
+            before_turn = values
             values = (yield from program.run_blocks(after, f)) or []
             partition.cta.launch.count_steps(length, partition, op.loc)
-            wait = poll(partition, op.loc)
-            if wait is not None:
+            if (wait := turns.end(op.loc, before_turn, values)) is not None:
                 yield wait
 
     return run

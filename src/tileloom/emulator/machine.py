@@ -19,15 +19,17 @@ from tileloom.emulator.happens_before import Clock, GlobalChecker, SharedChecker
 from tileloom.emulator.inflight import InFlight, Queue
 from tileloom.emulator.ir import Loc
 from tileloom.emulator.memory import SharedBuffer, Storage
-from tileloom.emulator.report import Access, Reporter, quote_with_callers
+from tileloom.emulator.report import Access, Reporter
 
 if TYPE_CHECKING:
     from tileloom.emulator.lower import Program
     from tileloom.emulator.memory import View
+    from tileloom.emulator.spinning import Turns
     from tileloom.emulator.stream import Ahead
     from tileloom.emulator.timeline import Timeline
 
 SCHEDULES = ("late", "eager", "random")
+_STEPS_TO_REST = 10_000  # after which a loop that does not wait lets others act
 Frame = list[Any]
 
 
@@ -41,9 +43,10 @@ class Wait:
         lack: Tells what is missing for it to go on, as a deadlock's hint; empty for nothing known.
         loc: The statement.
         poll: Set for a spinning loop: the state of memory that it has already looked at.
+        loop: Its turns, of a spinning loop.
     """
 
-    __slots__ = ("lack", "loc", "poll", "ready", "text", "then", "timed")
+    __slots__ = ("lack", "loc", "loop", "poll", "ready", "text", "then", "timed")
 
     def __init__(
         self, ready: Callable[[], bool], text: Callable[[], str], loc: Loc,
@@ -57,6 +60,7 @@ class Wait:
         self.poll = poll
         self.timed = timed
         self.lack = lack
+        self.loop: Turns | None = None
 
 
 class Partition:
@@ -97,9 +101,11 @@ class Partition:
         self.met = {self.many: 0, self.one: 0, self.stored_key: 0}
         self.spoke_alone: set[tuple[int, int]] = set()  # those that a thread's release reaches to
         self.observed: list[tuple[Clock, Clock]] = []
-        self.looks = 0
+        self.looks = 0  # since it began, and the clock's steps that were no deeds
+        self.idle = 0
         self.looked_at: dict[int, int] = {}
-        self.acted = 0
+        self.rests_at = 0
+        self.rested = False
         self.timed = False
         self.since = 0
         self.track = len(cta.partitions)
@@ -131,6 +137,7 @@ class Partition:
         first = int(addresses.flat[0]) if addresses.size else 0
         if self.looked_at.get(id(loc)) == first:
             self.looks += 1
+            self.idle += 1
         self.looked_at[id(loc)] = first
 
     def fence_proxies(self, *, shared: bool = True, memory: bool = True) -> None:
@@ -208,6 +215,7 @@ class Cta:
         self.inflight.remove(operation)
         launch = self.launch
         launch.now += 1
+        launch.seen = {}
         if launch.timeline is not None:
             launch.timeline.flight(self, operation, launch.now)
         operation.run()
@@ -287,6 +295,7 @@ class Launch:
         self.rng = random.Random(self.options.seed)
         self.explore = self.options.schedule == "random"
         self.polls = 0
+        self.seen: dict[int, tuple[Turns | None, int]] = {}  # loops when all looked again
         self.active: list[Cta] = []
         self.landing: list[Cta] = []  # ended, with writes in flight
         self.uses: dict[tuple[str, Loc], BarrierUse] = {}
@@ -349,6 +358,7 @@ class Launch:
         event = self.host_events.pop(0)
         event.action(self)
         self.changed()
+        self.seen = {}
 
     def land(self) -> None:
         """Let a write of a program that has ended take effect, the newest program's first."""
@@ -370,8 +380,8 @@ class Launch:
                     continue
                 wait = partition.wait
                 if wait is None or wait.ready():
-                    ran = True
                     self._advance(partition)
+                    ran = ran or not partition.rested
         if not ran:
             self._unblock()
 
@@ -403,6 +413,7 @@ class Launch:
         generator = partition.generator
         wait = partition.wait
         partition.wait = None
+        partition.rested, partition.rests_at = False, self.steps + _STEPS_TO_REST
         start = self.now
         if self.timeline is not None and wait is not None:
             self.timeline.waited(partition, wait, partition.since, start)
@@ -434,24 +445,35 @@ class Launch:
                 done = True
         if done:
             return
-        pollers = [
-            p for c in self.active for p in c.partitions
+        pollers = {
+            p.key: p.wait for c in self.active for p in c.partitions
             if not p.finished and p.wait is not None and p.wait.poll is not None
-        ]  # fmt: skip
-        if self.landing and (self.polls or not pollers):  # once they have looked at what is there
-            self.land()
+        }  # fmt: skip
+        rested = any(p.rested for c in self.active for p in c.partitions if not p.finished)
+        if self.landing and (self.polls or rested or not pollers):
+            self.land()  # once they have looked at what is there
             return
         if self.host_events and not self.landing:
             self.play_host_event()
             return
-        timed = any(p.wait.timed for p in pollers if p.wait)
-        if pollers and self.polls < (200 if timed else 4096):
-            self.polls += 1
+        timed = any(wait.timed for wait in pollers.values())
+        patience = 200 if timed else 4096
+        if rested or (pollers and self.polls < patience and not self._still(pollers)):
+            self.polls += not rested
             self.clock_ns += 1 << min(self.polls, 40) if timed else 1000
-            for p in pollers:
-                p.wait.poll = -1  # pyright: ignore[reportOptionalMemberAccess]
+            for wait in pollers.values():
+                wait.poll = -1
+            self.seen = {k: (w.loop, w.loop.count) for k, w in pollers.items() if w.loop}
             return
         self._deadlock()
+
+    def _still(self, pollers: dict[int, Wait]) -> bool:
+        """Whether all that poll have had one turn since all looked again, as the one before it."""
+        return self.seen.keys() == pollers.keys() and all(
+            (loop := wait.loop) is not None and loop.still
+            and self.seen[key] == (loop, loop.count - 1)
+            for key, wait in pollers.items()
+        )  # fmt: skip
 
     def _deadlock(self) -> None:
         blocked = [
@@ -470,16 +492,7 @@ class Launch:
         if self.steps <= self.options.max_steps:
             return
         partition.here = loc
-        where = tuple(
-            f"partition '{p.name}' of program {p.cta.program}: "
-            + (quote_with_callers(p.here) if p.here else "not started")
-            for c in self.active for p in c.partitions if not p.finished
-        )  # fmt: skip
-        self.reporter.add(
-            "steps", f"the kernel did not end within {self.options.max_steps} steps",
-            Access(loc, "loop", partition.name, partition.cta.program), details=where[:12],
-            hint="raise max_steps of emulator.run if the kernel is only long",
-        )  # fmt: skip
+        endings.report_steps(self, partition, loc)
         raise StepsExceeded
 
 

@@ -20,6 +20,7 @@ from tileloom.emulator.report import EmulatorError, UnsupportedKernelError
 
 if TYPE_CHECKING:
     from tileloom.emulator.machine import Partition, Wait
+    from tileloom.emulator.spinning import Turns
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _REGISTER = re.compile(r"\.reg\s+\.(\w+)\s+(.*)$", re.S)
@@ -174,6 +175,8 @@ class Lanes:
         self.loc = loc
         self.registers: dict[str, np.ndarray] = {}
         self.mask: np.ndarray | None = None
+        self.turns: Turns | None = None
+        self.carried: list[Any] = []
 
     # ---- operands
     def fail(self, why: str, instruction: Instruction) -> UnsupportedKernelError:
@@ -288,7 +291,7 @@ class Lanes:
                 if instruction.parts[0] == "bra":
                     target, apart, at = self._branch(instruction, group, at, counter, apart)
                     if target <= counter or (apart and int(at.min()) <= counter):
-                        wait = self._turn(instruction)
+                        wait = self._turn(at if apart else target)
                         if wait is not None:
                             yield wait
                     if not apart:
@@ -340,10 +343,13 @@ class Lanes:
             at = np.where(group, counter + 1, at)
         return target, True, np.where(taken, target, at)
 
-    def _turn(self, instruction: Instruction) -> Wait | None:
+    def _turn(self, at: Any) -> Wait | None:
         """At a branch backwards: count steps, and let others act if the loop only looks."""
-        from tileloom.emulator.lower import poll
+        from tileloom.emulator.spinning import Turns
 
+        if self.turns is None:
+            self.turns = Turns(self.partition)
         launch = self.partition.cta.launch
         launch.count_steps(8, self.partition, self.loc)
-        return poll(self.partition, self.loc)
+        before, self.carried = self.carried, [at, *self.registers.values()]
+        return self.turns.end(self.loc, before, self.carried)
