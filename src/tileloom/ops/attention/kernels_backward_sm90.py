@@ -255,12 +255,13 @@ def _narrow(spec: KernelSpec, own: _Form) -> KernelSpec:
     constexprs = {n: value for n, value in spec.constexprs.items() if n in known}
     constexprs |= {} if own.is_persistent else {"counter": None}
     signature = {n: kind for n, kind in spec.signature.items() if n in known}
+    counters = ("counter",) if own.is_persistent else ()
     return replace(
         spec,
         function=f"{_KERNEL}_narrow:attention_bwd_narrow_kernel",
         signature=signature | {"counter": "*i32" if own.is_persistent else "constexpr"},
         constexprs=constexprs,
-        aligned=tuple(n for n in spec.aligned if n in known),
+        aligned=(*(n for n in spec.aligned if n in known), *counters),
     )
 
 
