@@ -65,7 +65,7 @@ def test_named_barriers_do_not_collide_with_tritons(shipped_results, version, na
         assert not ids  # its warps show each other numbers, and wait for them at mbarriers
         assert "barrier.cluster.wait" in ptx
         return
-    if name.startswith("norm"):
+    if name.startswith("norm") or "_bwd_192:" in shipped.SPECS[name].function:
         assert max(ids) < 8  # one partition, whose threads meet by Triton's barrier alone
         return
     if "_fwd_" in name:
