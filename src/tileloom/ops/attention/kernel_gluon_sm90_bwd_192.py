@@ -40,17 +40,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tileloom.device.compat import thread_barrier, tma_load, tma_store
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.tma import tma_reduce_add
+from tileloom.ops.attention.pieces_blocks_sm90_bwd import block_of
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
-    band_of,
     clear_outside,
     columns_of,
     following,
     fragment_order,
-    keys_of_program,
     mask_transposed,
     masked_rows,
-    queries_of,
 )
 from tileloom.ops.attention.pieces_order_sm90 import program_in_turn
 
@@ -146,20 +144,15 @@ def attention_bwd_192_kernel(
     if PACKED:
         packed = (cu_q, cu_k, sequences, total_q, total_k)
     program = program_in_turn(0, key_blocks, heads_a_round, PACKED, False)
-    batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
-        program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, ROWS, KEYS, PACKED,
-        False,
+    work = (
+        heads_q, heads_kv, len_q, len_k, padded_q, key_blocks, heads_a_round, lengths_ptr, left_top,
+        right_top, left_bottom, right_bottom, packed, (),
     )  # fmt: skip
-    lo, hi, end, first, last = band_of(
-        lengths_ptr, batch, rows, keys, left_top, right_top, left_bottom, right_bottom,
-        HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
-    )  # fmt: skip
-    if PACKED:  # rows are counted from the front of the first block
-        lo -= missing
-        hi -= missing
-        last = gl.where(key == -KEYS, key, last)  # no key is there
-    start, stop = queries_of(key, last, rows + missing, lo, hi, ROWS, KEYS, HAS_LEFT, HAS_RIGHT)
-    line += start
+    keys_of, rows_of, _order, _batch = block_of(
+        program, work, ROWS, KEYS, PACKED, False, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, False
+    )
+    batch_k, kv_head, key, first, last, keys, end, lo, hi = keys_of
+    batch_q, start, stop, missing, line = rows_of
     k_bytes: gl.constexpr = k_desc.block_type.nbytes + k_rest_desc.block_type.nbytes
     mbarrier.expect(kv_full.index(0), k_bytes)
     tma_load(k_desc, [batch_k, kv_head, key, 0], kv_full.index(0), k_smem)

@@ -102,7 +102,7 @@ def _producer(
         count = 0
         done = 0
         while turn < units:
-            keys, rows, _order = drawn(
+            keys, rows, _order, _batch = drawn(
                 turn, units, work, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
             )
             place, phase = slot_of(count, 2)
@@ -168,7 +168,7 @@ def _writer(
         done = 0
         turn = next_tile(0, 0, mail, mail_full, mail_empty, True, 1)
         while turn < units:
-            _keys, rows, order = drawn(
+            _keys, rows, order, _batch = drawn(
                 turn, units, work, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
             )
             done = _add(
@@ -243,7 +243,7 @@ def _consumer(
         done = 0
         turn = next_tile(0, 0, mail, mail_full, mail_empty, True)
         while turn < units:
-            keys, rows, _order = drawn(
+            keys, rows, _order, _batch = drawn(
                 turn, units, work, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
             )
             done = _walk(
@@ -454,7 +454,9 @@ def attention_bwd_narrow_kernel(
     else:
         counter = 0
         program = program_in_turn(progress, key_blocks, heads_a_round, PACKED, ORDERED)
-        block = block_of(program, work, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED)
+        block = block_of(
+            program, work, ROWS, 128, PACKED, False, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
+        )
     # The tuples stand in place: held in a variable, their constexprs would become run-time values.
     gl.warp_specialize([
         (_consumer, (0, (

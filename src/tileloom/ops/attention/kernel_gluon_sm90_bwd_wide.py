@@ -44,19 +44,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
+from tileloom.ops.attention.pieces_blocks_sm90_bwd import block_of
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
-    band_of,
     clear_outside,
     columns_start,
     following,
     fragment_inverse,
     fragment_order,
     halves,
-    keys_of_program,
     mask_transposed,
     masked_rows,
-    queries_of,
     reduce_add,
     sorted_registers,
     store_keys,
@@ -87,7 +85,6 @@ from tileloom.ops.attention.pieces_gluon_sm90_scores import (
 from tileloom.ops.attention.pieces_order_sm90 import (
     count_in_turn,
     give_turn,
-    order_of,
     program_in_turn,
 )
 from tileloom.ops.attention.pieces_philox import philox_state
@@ -434,26 +431,15 @@ def attention_bwd_wide_kernel(
         dk_out = (dk_ptr, dk_h, dk_l)
         dv_out = (dv_ptr, dv_h, dv_l)
     program = program_in_turn(progress, key_blocks, heads_a_round, PACKED, ORDERED)
-    batch, kv_head, key, batch_q, batch_k, rows, keys, missing, line = keys_of_program(
-        program, key_blocks, heads_q, heads_kv, len_q, len_k, padded_q, packed, 64,
-        64, PACKED, SHARED,
+    work = (
+        heads_q, heads_kv, len_q, len_k, padded_q, key_blocks, heads_a_round, lengths_ptr, left_top,
+        right_top, left_bottom, right_bottom, packed, progress,
     )  # fmt: skip
-    lo, hi, end, first, last = band_of(
-        lengths_ptr, batch, rows, keys, left_top, right_top, left_bottom, right_bottom,
-        HAS_LENGTHS, HAS_LEFT, HAS_RIGHT,
-    )  # fmt: skip
-    if PACKED:  # rows are counted from the front of the first block
-        lo -= missing
-        hi -= missing
-        last = gl.where(key == -64, key, last)  # no key is there
-    start, stop = queries_of(key, last, rows + missing, lo, hi, 64, 64, HAS_LEFT, HAS_RIGHT)
-    line += start
-    order = ()
-    if ORDERED:
-        order = order_of(
-            progress, program, key, last, rows + missing, keys, lo, hi, 64, 64, HAS_LEFT,
-            HAS_RIGHT, PACKED,
-        )  # fmt: skip
+    keys_of, rows_of, order, batch = block_of(
+        program, work, 64, 64, PACKED, SHARED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
+    )
+    batch_k, kv_head, key, first, last, keys, end, lo, hi = keys_of
+    batch_q, start, stop, missing, line = rows_of
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large, lse_step = 0, 0
