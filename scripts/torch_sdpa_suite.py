@@ -5,10 +5,10 @@
 
 FILE is test/test_transformers.py of a PyTorch that fits the installed one; it needs the package
 expecttest, and a GPU. Its tests of memory-efficient attention are run by pytest, with
-`tileloom.integrations.torch_sdpa` registered; what fails is run again as PyTorch is. A test that
-fails only with tileloom is a failure of ours, unless it pins a fault of PyTorch's kernel
-(`PINNED`). Exit status 1 if there is one. The file is also the pytest plugin that registers and
-selects.
+`tileloom.integrations.torch_sdpa` registered; what fails beside other processes, which take memory,
+is run again alone, and what fails then as PyTorch is. A test that fails only with tileloom is a
+failure of ours, unless it pins a fault of PyTorch's kernel (`PINNED`). Exit status 1 if there is
+one. The file is also the pytest plugin that registers and selects.
 """
 
 from __future__ import annotations
@@ -173,6 +173,10 @@ def outcomes(report: Path) -> dict[str, tuple[str, str]]:
     return found
 
 
+def _failed(found: dict[str, tuple[str, str]]) -> list[str]:
+    return [test for test, (outcome, _) in found.items() if outcome == "failed"]
+
+
 def summary(rows: Iterable[Row]) -> str:
     """Say how many tests of each name came to what, and each that does not pass."""
     table: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
@@ -190,11 +194,17 @@ def summary(rows: Iterable[Row]) -> str:
     return "\n".join([*counts, *lines])
 
 
-def run(arguments: argparse.Namespace, folder: Path, names: Iterable[str] = ()) -> Path:
-    """Run the tests with tileloom, or those of the names without; returns pytest's XML."""
+def run(
+    arguments: argparse.Namespace,
+    folder: Path,
+    names: Iterable[str] = (),
+    with_tileloom: bool = True,
+) -> Path:
+    """Run the tests, or those of the names one after the other; returns pytest's XML."""
     (folder / "test_cpp_extensions_open_device_registration.py").write_text(_STAND_IN)
     (folder / "pytest.ini").write_text("[pytest]\n")  # not that of a project around the file
-    report = folder / f"{'pytorch' if names else 'tileloom'}.xml"
+    report = folder / "report.xml"
+    report.unlink(missing_ok=True)
     command = [
         *(sys.executable, "-m", "pytest", str(arguments.file), "-q", "-p", Path(__file__).stem),
         *(
@@ -212,12 +222,12 @@ def run(arguments: argparse.Namespace, folder: Path, names: Iterable[str] = ()) 
     ]
     if arguments.k:
         command += ["-k", arguments.k]
-    if arguments.n:
-        command += ["-n", str(arguments.n), "--dist", "worksteal"]
     if names:
         (folder / "names").write_text("\n".join(names))
         command += ["--names", str(folder / "names")]
-    else:
+    elif arguments.n:
+        command += ["-n", str(arguments.n), "--dist", "worksteal"]
+    if with_tileloom:
         command += ["--with-tileloom", "--counts", str(folder)]
     paths = [str(Path(__file__).parent.absolute()), str(folder), *filter(None, sys.path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
@@ -265,10 +275,11 @@ def main(given: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ours = outcomes(run(arguments, folder))
-        counts = counted(folder)
-        write(arguments.json, [Row(test, *found) for test, found in ours.items()], counts)
-        failed = [test for test, (outcome, _) in ours.items() if outcome == "failed"]
-        theirs = outcomes(run(arguments, folder, failed)) if failed else {}
+        write(arguments.json, [Row(test, *found) for test, found in ours.items()], counted(folder))
+        if arguments.n and (failed := _failed(ours)):
+            ours |= outcomes(run(arguments, folder, failed))
+        counts, failed = counted(folder), _failed(ours)
+        theirs = outcomes(run(arguments, folder, failed, with_tileloom=False)) if failed else {}
     rows = [Row(test, *found, theirs.get(test, ("",))[0]) for test, found in sorted(ours.items())]
     print(summary(rows))
     print(f"tileloom computed {counts['forward']} forwards, {counts['backward']} backwards")

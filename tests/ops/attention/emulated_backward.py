@@ -105,6 +105,13 @@ def checked(inputs: cases.Inputs, config: GluonSm90BackwardConfig) -> None:
     gradients.check(inputs, given, results)
 
 
+def _sum(numbers: torch.Tensor, order: Iterable[int]) -> torch.Tensor:
+    total = torch.zeros_like(numbers[:, :, 0])
+    for block in order:
+        total += numbers[:, :, block]
+    return total
+
+
 def check_order(config: GluonSm90BackwardConfig, sizes: tuple[int, ...], device: str) -> None:
     """See from dQ's bits that blocks of keys have added to it in turn, the last keys first.
 
@@ -129,9 +136,10 @@ def check_order(config: GluonSm90BackwardConfig, sizes: tuple[int, ...], device:
         dout, None, q, k, v, torch.zeros_like(q), lse, None, None, None,
         None, None, None, 0, 1.0, 0.0, None, None, True, True, False, config.encode(),
     )  # fmt: skip
-    right = torch.zeros(batch, heads, dim)
-    for block in reversed(range(blocks)):
-        right += numbers[:, :, block]
+    last_first = [*reversed(range(blocks))]
+    right = _sum(numbers, last_first)
+    for other in (last_first[::-1], [*last_first[:-2], 0, 1], [*last_first[1:], blocks - 1]):
+        assert not torch.equal(_sum(numbers, other), right)  # so that the bits do tell
     seen = dq[:, :, max(len_q - width, 0) :].cpu()  # rows that see a key of the last block
     assert torch.equal(seen, right[:, :, None].to(BF16).expand_as(seen))
 

@@ -436,9 +436,6 @@ def test_a_fixed_order_adds_the_last_keys_first(dim):
     for _ in range(20):
         config = GluonSm90BackwardConfig(rows, 2, ordered=True)
         emulated_backward.check_order(config, (3, 5, 4000, 24, dim), "cuda")
-    free = GluonSm90BackwardConfig(rows, 2)
-    with pytest.raises(AssertionError):
-        emulated_backward.check_order(free, (3, 5, 4000, 24, dim), "cuda")
 
 
 _WALKS = [
