@@ -49,13 +49,24 @@ def test_printed_mask_is_the_one_in_the_text(capsys):
     assert f"```\n{printed}\n```" in page.read_text()
 
 
+def without_blocks(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page):
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.*)", without_blocks(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.strip().lower()).replace(" ", "-") for h in headings}
+
+
 @pages
 def test_links_lead_somewhere(page):
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    prose = re.sub(r"`[^`\n]*`", "", prose)  # kernel[grid](...) is no link
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", prose):
+    prose = re.sub(r"`[^`\n]*`", "", without_blocks(page))  # kernel[grid](...) is no link
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", prose):
         if not target.startswith(("http://", "https://")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(there), f"{page.name}: {target}#{anchor}"
 
 
 def test_index_lists_every_page():

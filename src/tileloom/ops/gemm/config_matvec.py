@@ -82,7 +82,9 @@ def overlaps(target: Target) -> bool:
 
 
 def matvec_rule(problem: MatmulProblem, target: Target) -> MatvecConfig | None:
-    """Give the config where it was measured to be the fastest (docs/matmul.md), else None.
+    """Give the config where it was measured to be the fastest, else None.
+
+    docs/matmul_measurements.md has the numbers.
 
     One row of 16 bits on Hopper, b by columns, and whole pieces along K; or columns of b that start
     at no multiple of 16 bytes, which the Hopper kernel does not take.

@@ -105,7 +105,7 @@ def params_of(
 ) -> TileSchedulerParams:
     """The schedule of a problem; `chunks` are those arguments of `to_underlying_arguments`.
 
-    Tiles that a counter deals go in groups of rows, however wide C is: see docs/matmul.md.
+    Tiles that a counter deals go in groups of rows of any C: see docs/matmul_measurements.md.
     """
     seen = config.seen(problem)
     return TileSchedulerParams.to_underlying_arguments(

@@ -20,7 +20,7 @@ from tileloom.target import Target
 
 
 def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
-    """Give the Hopper config for a problem, by what was measured (docs/matmul.md has the numbers).
+    """Give the Hopper config for a problem, by what was measured (docs/matmul_measurements.md).
 
     * At most 64 rows: the operands exchanged, so that a tile is as wide as A has rows, and 128 of
       k to a slot. The product is bound by memory, and a slot of 64 rows too small to hide it. A
