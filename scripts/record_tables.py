@@ -290,7 +290,6 @@ _ALL: Mapping[str, tuple[str, Callable[[Record], str]]] = {
     "attention_bwd_h100.json": ("docs/benchmarks.md", attention),
     "attention_fwd_h200.json": ("docs/benchmarks.md", attention),
     "attention_bwd_h200.json": ("docs/benchmarks.md", attention),
-    "attention_bwd_h200_d256.json": ("docs/benchmarks.md", attention),
     "attention_features_fwd_h200.json": ("docs/benchmarks.md", features),
     "attention_features_bwd_h200.json": ("docs/benchmarks.md", features),
     "attention_head_dims_h200.json": ("docs/attention_measurements.md", head_dims),

@@ -30,7 +30,7 @@ from tileloom.ops.attention.problem import AttentionProblem
 from tileloom.target import target_of
 
 BATCH, LENGTH, HIDDEN = 4, 4096, 2048
-DIMS = ((192, 128), (64, 128), (128, 64), (256, 128), (128, 256), (128, 128))
+DIMS = ((192, 128), (64, 128), (128, 64), (256, 128), (128, 256))
 Call = Callable[[], Any]
 _PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
