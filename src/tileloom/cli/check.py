@@ -26,9 +26,9 @@ def add_parser(subparsers: Any) -> None:
             "Run a script, a pytest file or a module with a main() or with CASES (names and "
             "functions) on the CPU, its CUDA devices mapped to an emulated Hopper card, under "
             "several schedules, and print every race, deadlock and misuse. The file runs in a "
-            "process of its own; what it prints goes to stderr. Exit status 1 if there is an "
-            "error, with --mutate if nobody notices a mutant, 2 for a wrong argument, also where "
-            "FILE launches no kernel."
+            "process of its own; what it prints goes to stderr, of its first run, and of others "
+            "where it differs or they fail. Exit status 1 if there is an error, with --mutate if "
+            "nobody notices a mutant, 2 for a wrong argument, also where FILE launches no kernel."
         ),
     )
     add = parser.add_argument

@@ -26,6 +26,7 @@ from tileloom.emulator.costs import COSTS
 from tileloom.emulator.devices import cuda_on_cpu
 from tileloom.emulator.endings import RingUse, never_reused
 from tileloom.emulator.findings import Failure, Finding, Result, Setting
+from tileloom.emulator.prints import Prints, Turn, mark, to_stderr
 from tileloom.emulator.replace import loading
 from tileloom.emulator.report import NoTestError, Reporter, ReportError
 from tileloom.emulator.session import Run, run
@@ -147,7 +148,8 @@ def check_file(
         first_only: Stop at the first error, or after the first case with a failure.
         copies: Files to load in place of others; each must be imported by the file, or be it.
         only: Run only these of `CASES`; default: all.
-        say: Told what is about to run (`Playing`), and the `Result` so far after each run.
+        say: Told what is about to run (`Playing`), where a run begins and ends (`Turn`), and the
+            `Result` so far after each run.
 
     Returns:
         What was found.
@@ -219,6 +221,8 @@ class _Check:
     def run_once(self, way: Setting, keep_timeline: bool) -> Run:
         """Run the file once; return the session."""
         is_enough = self.first_only and self.kernel is None  # else others' errors would end it
+        failures = len(self.result.failures)
+        self.say(Turn())
         with run(
             arch=way.arch, schedule=way.schedule, seed=way.seed, level=way.level,
             collect=not is_enough, timeline=keep_timeline, max_steps=self.max_steps, sms=way.sms,
@@ -227,6 +231,7 @@ class _Check:
             # A test may say that its run has no reports; nobody asked there for what is slow.
             session.cost_reporter = Reporter(True, frozenset(), way.schedule, way.seed, way.level)
             self._play(session, way)
+        self.say(Turn(len(self.result.failures) > failures))
         self.result.launches += len(session.launches)
         self.result.kernels |= {launch.kernel for launch in session.launches}
         self.say(self.result)
@@ -265,6 +270,7 @@ class _Check:
         with _launches_told(lambda kernel: self.say(Playing(way, case, kernel))):
             if not guarded(self.file.load):
                 return
+            self.say(Turn())
             for name, action in self.file.actions(session, take).items():
                 if self.only and name and name not in self.only:
                     continue
@@ -325,15 +331,24 @@ def _launches_told(tell: Callable[[str], None]) -> Generator[None]:
 
 # ---- in a process of its own
 def _serve(
-    say: Callable[[Any], None], path: Path, ways: Sequence[Setting], options: dict[str, Any]
-) -> None:
+    say: Callable[[Any], None], path: Path, ways: Sequence[Setting], nonce: str,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
     faulthandler.enable()
-    check_file(path, ways, say=say, **options)
+
+    def told(what: Any) -> None:
+        if isinstance(what, Turn):
+            mark(what, nonce)
+        else:
+            say(what)
+
+    check_file(path, ways, say=told, **options)
 
 
 def check_in_child(
-    path: Path, ways: Sequence[Setting], *, timeout_s: float = 600.0, **options: Any
-) -> Result:
+    path: Path, ways: Sequence[Setting], *, timeout_s: float = 600.0,
+    show: Callable[[str], None] | None = to_stderr, **options: Any,
+) -> Result:  # fmt: skip
     """Do the same as `check_file` in a process of its own, which may abort, crash or hang.
 
     The check ends there: `Result.failures` then tells of the death, with the kernel and setting.
@@ -342,6 +357,8 @@ def check_in_child(
         path: The file.
         ways: How to run it.
         timeout_s: Seconds that one launch may take, its compilation included.
+        show: Shows what the file prints in its first run, and of the other runs what differs; None
+            shows nothing.
         **options: Those of `check_file`.
 
     Returns:
@@ -353,11 +370,13 @@ def check_in_child(
     result = Result()
     playing = Playing(ways[0])
     try:
-        for answer in answers(_serve, path, ways, options, timeout_s=timeout_s):
-            if isinstance(answer, Playing):
-                playing = answer
-            else:
-                result = answer
+        with Prints(ways, show) as prints:
+            said = (path, ways, prints.nonce, options)
+            for answer in answers(_serve, *said, timeout_s=timeout_s, prints=prints.pipe):
+                if isinstance(answer, Playing):
+                    playing = answer
+                else:
+                    result = answer
     except ChildDied as death:
         kernel = f"kernel '{playing.kernel}'" if playing.kernel else "no kernel yet"
         case = f", case {playing.case}" if playing.case else ""

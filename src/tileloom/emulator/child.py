@@ -29,10 +29,15 @@ class ChildDied(Exception):
     """The process ended before its function did; the message says how, as the end of a sentence."""
 
 
-def _serve(pipe: Connection, function: Callable[..., None], arguments: Any) -> None:
+def _serve(
+    pipe: Connection, prints: Connection | None, function: Callable[..., None], arguments: Any
+) -> None:
     """Run in the child: send what the function says, then its end or its exception."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    if prints is not None:
+        os.dup2(prints.fileno(), 2)
+        prints.close()  # nothing else keeps it open
     os.dup2(2, 1)  # what the file prints is no answer of ours
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nobody flushes it after a death
@@ -52,17 +57,20 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
-def answers(function: Callable[..., None], *arguments: Any, timeout_s: float) -> Generator[Any]:
+def answers(
+    function: Callable[..., None], *arguments: Any, timeout_s: float,
+    prints: Connection | None = None,
+) -> Generator[Any]:  # fmt: skip
     """Iterate over what a function says in another process.
 
-    The child reads no input, and what it prints goes to stderr. It is killed when the iteration
-    is given up.
+    The child reads no input. It is killed when the iteration is given up.
 
     Args:
         function: Called with another function, ``say(answer)``, and the arguments. All of them
             can be pickled.
         *arguments: What it gets.
         timeout_s: Seconds that may pass between two answers.
+        prints: Where the child's stdout and stderr go, closed here; default: stderr.
 
     Yields:
         Its answers.
@@ -75,9 +83,11 @@ def answers(function: Callable[..., None], *arguments: Any, timeout_s: float) ->
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     mine, theirs = context.Pipe(duplex=False)
-    child = context.Process(target=_serve, args=(theirs, function, arguments))
+    child = context.Process(target=_serve, args=(theirs, prints, function, arguments))
     child.start()
     theirs.close()
+    if prints is not None:
+        prints.close()
     try:
         while True:
             if not mine.poll(timeout_s):

@@ -14,6 +14,7 @@ from threading import Lock
 from tileloom.emulator.check import check_in_child, nearest
 from tileloom.emulator.findings import Finding, Result, Setting
 from tileloom.emulator.mutate import Mutant, functions_of, kernels_of, mutants
+from tileloom.emulator.prints import to_stderr
 from tileloom.emulator.report import LaunchError
 from tileloom.emulator.synchronising import Helpers, with_imports
 from tileloom.errors import OptionError
@@ -170,9 +171,11 @@ class Judge:
         self, copies: Mapping[Path, Path], ways: Sequence[Setting], *, first_only: bool,
         only: Collection[str] = (),
     ) -> Result:  # fmt: skip
+        is_first = not first_only and not self._played  # what it prints is seen once
         return check_in_child(
             self.path, ways, timeout_s=self.timeout_s, case=self.case, copies=copies,
             first_only=first_only, only=only, max_steps=_MAX_STEPS, kernel=self.kernel,
+            show=to_stderr if is_first else None,
         )  # fmt: skip
 
     def verdicts(
