@@ -111,9 +111,9 @@ def attention(
         and LSE; besides the gradients it needs `[B, Hq, Lq]` float32 (twice with a bias or in
         float32; on Hopper twice, and q's size in float32, its rows rounded up to 128 and its head
         dim to 64, 128 or 256, and for dq in a fixed order 4 bytes for each key head's 64 or 128
-        keys), a copy of dO where its last dimension has a stride, and for the
-        gradient of a bias that broadcasts up to 8 MiB; the reference five tensors
-        `[B, Hq, Lq, Lk]`.
+        keys), a copy of dO where its last dimension has a stride (on Hopper also where its rows do
+        not begin at multiples of 16 bytes), and for the gradient of a bias that broadcasts up to
+        8 MiB; the reference five tensors `[B, Hq, Lq, Lk]`.
     Random numbers: those of `tileloom.testing.dropout_uniforms`, of which nothing is stored. In
         eager mode on a GPU their seed and offset are those of PyTorch's default generator, which
         advances by `B * Hq * Lq * Lk`, rounded up to a multiple of 4. While a CUDA graph is

@@ -98,14 +98,15 @@ def bind_attention_bwd(
     Memory: `B * Hq * Lp * (W + 2)` float32, with Lp = Lq rounded up to the query block and W the
         head dim rounded up to 64, 128, 256, or 192 for that kernel, and `B * Lp` of packed
         sequences `Tq` rounded down and S blocks more; if `config.ordered` 4 bytes for each block
-        of keys of each key head, and 4; a copy of dout where TMA cannot read it (a last dimension
-        that is not contiguous, strides that are no multiples of 16 bytes). With a bias
+        of keys of each key head, and 4; a copy of dout, and of out, where TMA cannot read it (a
+        last dimension that is not contiguous, strides or a base that are no multiples of 16 bytes).
+        With a bias
         `B * Hq * Lq` and `B * Hq * ceil(Lq / 64)` more; for its gradient `B * Hq * Lk` where it is
         the same for every query, and where it broadcasts otherwise what the portable backward
         needs for it.
     """
-    is_copied = bool(tma_faults("dout", Layout.of(dout), dout.shape))
-    dout = dout.contiguous() if is_copied else dout
+    copied = _is_copied(dout), _is_copied(out)
+    dout, out = _readable(dout, copied[0]), _readable(out, copied[1])
     rows = 64 if is_wide_kernel(problem.head_dim, problem.head_dim_v) else config.block_m
     lines = problem.heads_q * problem.blocks_q(rows) * rows
     width, keys = buffer_width(problem, config), keys_of_block(problem, config)
@@ -139,8 +140,7 @@ def bind_attention_bwd(
         statistic = q.new_empty(lines, dtype=torch.float32)
         delta = q.new_empty(lines, dtype=torch.float32)
         buffer = q.new_empty(lines * width, dtype=torch.float32)
-        if is_copied:
-            dout = dout.contiguous()
+        dout, out = _readable(dout, copied[0]), _readable(out, copied[1])
         around = () if offsets is None else (offsets[0],)
         changes = () if dlse is None else (dlse.contiguous(),)
         before.launch(out, dout, lse, *changes, statistic, delta, buffer, *around)
@@ -164,6 +164,16 @@ def bind_attention_bwd(
             after.launch(buffer, dq, *around)
 
     return launch
+
+
+def _is_copied(x: torch.Tensor) -> bool:
+    """Whether the kernels cannot read O or its gradient where it is: by TMA, or 16 bytes a time."""
+    return bool(tma_faults("x", Layout.of(x), x.shape))
+
+
+def _readable(x: torch.Tensor, is_copied: bool) -> torch.Tensor:
+    """Copy a tensor if that is needed; a contiguous one may still lie at an odd address."""
+    return x.clone(memory_format=torch.contiguous_format) if is_copied else x
 
 
 def _padded(problem: AttentionProblem, rows: int) -> int:
