@@ -85,6 +85,19 @@ def test_a_refused_gradient_raises_its_sentence():
         op(torch.ones(2, requires_grad=True))
 
 
+def test_gradients_by_torch_func_are_refused_by_a_sentence():
+    op = _cube()
+    text = r"^test_cube_\d+: it is called under torch\.func\.grad.*Try: torch\.autograd\.grad"
+    x = torch.ones(2)
+    for transform in (torch.func.grad, torch.func.jacrev):
+        with pytest.raises(GradientError, match=text):
+            transform(lambda t: op(t, 1.0).sum())(x)
+    with pytest.raises(GradientError, match=text):
+        torch.func.vjp(lambda t: op(t, 1.0), x)
+    unseen = torch.func.grad(lambda t: (t * op(x, 1.0)).sum())(x)  # nothing of it is differentiated
+    assert unseen.tolist() == [1.0, 1.0]
+
+
 class _OnGpu(torch.Tensor):
     pass
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch._C import _is_tracing, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C._autograd import _profiler_enabled
-from torch._C._functorch import peek_interpreter_stack
+from torch._C._functorch import TransformType, peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -251,6 +251,12 @@ def device_guard(tensor: torch.Tensor) -> contextlib.AbstractContextManager[Any]
     return contextlib.nullcontext()
 
 
+_NO_TRANSFORM = (
+    "{}: it is called under torch.func.grad, vjp or jacrev, which PyTorch does not offer to "
+    "operators with a gradient of their own. Try: torch.autograd.grad, or backward()."
+)
+
+
 class Operator:
     """An operator that is registered with PyTorch, and a short way to its implementation.
 
@@ -269,11 +275,15 @@ class Operator:
         with_gradient: Callable[..., Any],
     ) -> None:
         self.overload = overload
+        name = overload._schema.name.partition("::")[2].removesuffix("_fwd")
+        self._no_transform = _NO_TRANSFORM.format(name)
         self._impl = impl
         self._with_gradient = with_gradient
 
     def __call__(self, *args: Any) -> Any:
         if not is_eager(args):
+            if not is_compiling() and _is_transformed(args):
+                raise GradientError(self._no_transform)
             return self.overload(*args)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return self._with_gradient(*args)
@@ -312,6 +322,14 @@ def is_eager(args: Sequence[Any]) -> bool:
         and not _records.get()
         and not _is_logged(logging.INFO)
     )
+
+
+def _is_transformed(args: Sequence[Any]) -> bool:
+    """Whether `torch.func` asks for a gradient of a call; PyTorch's own refusal says little."""
+    top = peek_interpreter_stack()
+    if top is None or top.key() != TransformType.Grad:
+        return False
+    return torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
 
 
 def _any_negated(args: Sequence[Any]) -> bool:

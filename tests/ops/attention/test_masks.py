@@ -96,6 +96,9 @@ def test_a_mask_is_frozen():
         (lambda: masks.window(-1, None), OptionError,
          "masks.window: left is -1; it must be an int >= 0, or None for 'no bound'. Try: left=None "
          "where other libraries take -1."),
+        (lambda: masks.window(torch.tensor(3), None), OptionError,
+         "masks.window: left is a tensor of torch.int64 and shape (); it must be an int >= 0, or "
+         "None for 'no bound'. Try: int(left)."),
         (lambda: masks.window(0, 2.0), OptionError,
          "masks.window: right is 2.0; it must be an int >= 0, or None for 'no bound'. Try: "
          "right=None where other libraries take -1."),

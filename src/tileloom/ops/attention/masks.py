@@ -267,10 +267,14 @@ def window(left: int | None, right: int | None, *, anchor: Anchor = "top_left") 
     for name, bound in (("left", left), ("right", right)):
         if bound is None:
             continue
-        if not isinstance(bound, (int, torch.SymInt)) or isinstance(bound, bool) or bound < 0:
+        is_number = isinstance(bound, (int, torch.SymInt)) and not isinstance(bound, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_number or bound < 0:
+            remedy = f"{name}=None where other libraries take -1"
+            if not is_number and not isinstance(bound, bool) and hasattr(bound, "__index__"):
+                remedy = f"int({name})"
             raise OptionError(
                 f"masks.window: {name} is {shown_value(bound)}; it must be an int >= 0, or None "
-                f"for 'no bound'. Try: {name}=None where other libraries take -1."
+                f"for 'no bound'. Try: {remedy}."
             )
     left, right = (b if b is None else min(b, _FAR) for b in (left, right))
     if anchor == "top_left":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +71,7 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: _call(a=_cu(0, 2, 5).to_sparse()), DtypeError,
      "cu_seqlens_q is a torch.sparse_coo tensor; supported: dense strided tensors. Try: cu_seq"),
     (lambda: _call(max_q=2**70), OptionError, "max_q is 1180591620717411303424; it must be"),
+    (lambda: _call(max_q=np.int64(3)), OptionError, "Try: int(max_q)."),
     (lambda: _call(dropout_p=0.5, max_q=2**31 - 1, max_k=2**31 - 1), OptionError, "2^63. Try: b"),
     (lambda: _call(bias=torch.zeros(3, 3).to_sparse()), DtypeError, "bias is a torch.sparse_coo"),
     (lambda: _call(mask=_flags(3, 3).to_sparse()), DtypeError, "mask is a torch.sparse_coo ten"),

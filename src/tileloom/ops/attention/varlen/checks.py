@@ -119,10 +119,12 @@ def bound_of(name: str, given: int | torch.Tensor, total: int) -> int:
         return total
     is_number = isinstance(given, (int, torch.SymInt)) and not isinstance(given, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
     if not is_number or given < 0 or given > _LONGEST:
+        remedy = "the number of all rows, if the lengths are on the GPU"
+        if not is_number and not isinstance(given, bool) and hasattr(given, "__index__"):
+            remedy = f"int({name})"
         raise OptionError(
             f"{_NAME}: {name} is {shown_value(given)}; it must be an int in 0 .. 2^31 - 1, the "
-            "length of the longest sequence or more. Try: the number of all rows, if the lengths "
-            "are on the GPU."
+            f"length of the longest sequence or more. Try: {remedy}."
         )
     return given
 
