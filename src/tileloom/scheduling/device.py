@@ -19,10 +19,9 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from tileloom.device.barriers import arrive_each_thread
 from tileloom.device.compat import aggregate
+from tileloom.device.mail import receive, send
 from tileloom.device.memory import wait_flag, wait_flag_set
 from tileloom.scheduling import decode, params
 
@@ -38,30 +37,6 @@ tile_of_triton = triton.jit(decode.tile_of)
 @gluon.jit
 def _first_tile(table, position):
     return gl.load(table + position * TABLE_INTS)
-
-
-@gluon.jit
-def send(mail, mail_full, mail_empty, count, number):
-    """Write an int32 to the other partitions, from one of one warp; `count` letters came before.
-
-    `mail` holds two slots of one int32, each with a barrier `mail_full` (1 arrival) and
-    `mail_empty` (one of each thread that reads).
-    """
-    slot = count & 1
-    mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
-    letter = gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0]))
-    mail.index(slot).store(letter)
-    mbarrier.arrive(mail_full.index(slot), count=1)
-
-
-@gluon.jit
-def receive(mail, mail_full, mail_empty, count):
-    """Wait for what was sent and read it, in a partition of four warps."""
-    slot = count & 1
-    mbarrier.wait(mail_full.index(slot), (count >> 1) & 1)
-    letter = mail.index(slot).load(gl.BlockedLayout([1], [32], [4], [0]))
-    arrive_each_thread(mail_empty.index(slot))
-    return gl.max(letter, 0)
 
 
 @aggregate

@@ -66,9 +66,10 @@ from tileloom.device.barriers import (
 )
 from tileloom.device.compat import tma_load
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
+from tileloom.device.mail import receive, send
 from tileloom.device.tma import tma_reduce_add
 from tileloom.ops.attention.pieces_blocks_sm90_bwd import ROWS, block_of, drawn
-from tileloom.ops.attention.pieces_gluon_sm90 import mail_tile, next_tile, slot_of
+from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     clear_outside,
     following,
@@ -98,7 +99,7 @@ def _producer(
         turn = gl.program_id(0)
         if ORDERED:
             turn = gl.atomic_add(counter, 1, sem="relaxed")
-        mail_tile(turn, 0, mail, mail_full, mail_empty)
+        send(mail, mail_full, mail_empty, 0, turn)
         count = 0
         done = 0
         while turn < units:
@@ -112,7 +113,7 @@ def _producer(
             turn = gl.atomic_add(counter, 1, sem="relaxed")
             if not ORDERED:
                 turn += gl.num_programs(0)
-            mail_tile(turn, count, mail, mail_full, mail_empty)
+            send(mail, mail_full, mail_empty, count, turn)
     else:
         _load(descs, smem, full, empty, group, padded_q, block[0], block[1], 0, 0)
 
@@ -166,7 +167,7 @@ def _writer(
         mail, mail_full, mail_empty = mail
         count = 0
         done = 0
-        turn = next_tile(0, 0, mail, mail_full, mail_empty, True, 1)
+        turn = receive(mail, mail_full, mail_empty, 0, 1)
         while turn < units:
             _keys, rows, order, _batch = drawn(
                 turn, units, work, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
@@ -175,7 +176,7 @@ def _writer(
                 dq_desc, dq_smem, dq_full, dq_empty, group, padded_q, rows, order, done, ORDERED
             )
             count += 1
-            turn = next_tile(0, count, mail, mail_full, mail_empty, True, 1)
+            turn = receive(mail, mail_full, mail_empty, count, 1)
     else:
         _add(
             dq_desc, dq_smem, dq_full, dq_empty, group, padded_q, block[1], block[2], 0, ORDERED
@@ -241,7 +242,7 @@ def _consumer(
         mail, mail_full, mail_empty = mail
         count = 0
         done = 0
-        turn = next_tile(0, 0, mail, mail_full, mail_empty, True)
+        turn = receive(mail, mail_full, mail_empty, 0)
         while turn < units:
             keys, rows, _order, _batch = drawn(
                 turn, units, work, PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, ORDERED
@@ -251,7 +252,7 @@ def _consumer(
                 HAS_RIGHT, ORDERED,
             )  # fmt: skip
             count += 1
-            turn = next_tile(0, count, mail, mail_full, mail_empty, True)
+            turn = receive(mail, mail_full, mail_empty, count)
     else:
         _walk(
             WG, given, block[0], block[1], 0, 0, PERSISTENT, PACKED, HAS_LENGTHS, HAS_LEFT,

@@ -72,6 +72,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive
+from tileloom.device.mail import send
 from tileloom.ops.attention.pieces_dropout_sm90 import drop, kept_bits, numbers_of_rows
 from tileloom.ops.attention.pieces_gluon_sm90 import (
     TURN,
@@ -80,7 +81,6 @@ from tileloom.ops.attention.pieces_gluon_sm90 import (
     cut_blocks,
     first_letter,
     live_tile,
-    mail_tile,
     next_tile,
     opened,
     range_of,
@@ -143,7 +143,7 @@ def _producer(
     )  # fmt: skip
     none = first_letter(tiles * heads, PACKED)
     if PACKED:
-        mail_tile(letter, 0, mail, mail_full, mail_empty)
+        send(mail, mail_full, mail_empty, 0, letter)
     count = 0  # tiles done
     item = 0  # blocks loaded into the ring
     if HIDES:
@@ -202,13 +202,13 @@ def _producer(
                         PACKED, SPREAD,
                     )  # fmt: skip
                     if not HIDES:
-                        mail_tile(fresh, count + PACKED, mail, mail_full, mail_empty)
+                        send(mail, mail_full, mail_empty, count + PACKED, fresh)
             item += 2
         if HIDES:
             letter, suspect = following_of(
                 letter, suspect, fresh, none, count, verdict, judged, CONSUMERS
             )
-            mail_tile(letter, count + PACKED, mail, mail_full, mail_empty)
+            send(mail, mail_full, mail_empty, count + PACKED, letter)
         else:
             letter = fresh
         count += 1

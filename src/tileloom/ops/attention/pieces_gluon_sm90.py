@@ -9,11 +9,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
-    mbarrier,
 )
 
-from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
+from tileloom.device.barriers import named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_store
+from tileloom.device.mail import receive
 from tileloom.ops.attention.pieces_packed import rows_of, sequence_of
 
 CLEARED = gl.constexpr(12)
@@ -352,32 +352,12 @@ def softmax(s, m, total, scale, GUARD: gl.constexpr, LAZY: gl.constexpr):
 
 
 @gluon.jit
-def next_tile(
-    tile, count, mail, mail_full, mail_empty, MAILED: gl.constexpr, WARPS: gl.constexpr = 4
-):
-    """The tile that follows, as a partition of WARPS warps learns it: by mail, or by counting.
-
-    Where a letter is the number 32 times, once a lane, the maximum over them tells the compiler
-    that all lanes have the same: what follows from it stays in uniform registers.
-    """
+def next_tile(tile, count, mail, mail_full, mail_empty, MAILED: gl.constexpr):
+    """The tile that follows, as a consumer learns it: by mail, or by counting."""
     if MAILED:
-        slot = count & 1
-        mbarrier.wait(mail_full.index(slot), (count >> 1) & 1)
-        tile = gl.max(mail.index(slot).load(gl.BlockedLayout([1], [32], [WARPS], [0])), 0)
-        arrive_each_thread(mail_empty.index(slot))
-        return tile
+        return receive(mail, mail_full, mail_empty, count)
     else:
         return tile + gl.num_programs(0)
-
-
-@gluon.jit
-def mail_tile(tile, count, mail, mail_full, mail_empty):
-    """Mail the number of the next tile to the consumers; the producer's side."""
-    slot = count & 1
-    mbarrier.wait(mail_empty.index(slot), ((count >> 1) & 1) ^ 1)
-    SIZE: gl.constexpr = mail.type.shape[1]
-    mail.index(slot).store(gl.full([SIZE], tile, mail.dtype, gl.BlockedLayout([1], [32], [1], [0])))
-    mbarrier.arrive(mail_full.index(slot), count=1)
 
 
 @gluon.jit

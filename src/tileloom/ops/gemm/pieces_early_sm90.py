@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 from tileloom.device.grids import gdc_wait
+from tileloom.device.mail import receive, send
 from tileloom.ops.gemm.pieces_gluon_sm90 import store_tile
 from tileloom.ops.gemm.pieces_multiply_sm90 import begin, hand_back, multiply, zeros
-from tileloom.scheduling.device import receive, send
 
 
 @gluon.jit
