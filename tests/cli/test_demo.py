@@ -3,8 +3,10 @@ import re
 import socket
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from tests.integrations.tiny_models import save_tiny_bert
 
 from tileloom.cli import demo
@@ -12,7 +14,7 @@ from tileloom.cli.main import main
 from tileloom.integrations import hf_attention
 from tileloom.report import compiled
 from tileloom.report.findings import KernelRow
-from tileloom.report.text import project_passages
+from tileloom.report.text import Passage, project_passages
 
 
 @pytest.fixture
@@ -30,9 +32,10 @@ def test_the_demo_on_the_real_model(tmp_path, capsys):
     """The main job, from the command line to the page; only the compile table is left out."""
     before = [dict(table) for table in hf_attention.interfaces()]
     out = tmp_path / "a folder"
-    # Asked for its own words, a passage must find itself, whatever the documentation says today.
+    # Asked for its own words, a section must find itself, whatever the documentation says today.
     passage = project_passages(24)[9]
-    arguments = ["--texts", "24", "--compile-seconds", "0", "--query", passage.text]
+    query = f"{passage.title}. {passage.text}"
+    arguments = ["--texts", "24", "--compile-seconds", "0", "--query", query]
     status = main(["demo", *arguments, "--out", str(out)])
     printed = capsys.readouterr()
     assert status == 0, printed
@@ -50,7 +53,7 @@ def test_the_demo_on_the_real_model(tmp_path, capsys):
     scores = [float(score) for score, _ in hits]
     assert len(scores) == 3
     assert scores == sorted(scores, reverse=True)
-    assert scores[0] > 0.999 > scores[1]
+    assert scores[0] > 0.8
     assert hits[0][1].startswith(f"{passage.source}: {passage.text[:60]}")
     # 24 texts are 2 batches through 6 layers
     assert re.search(r"\b12\b.* reference .*12 heads of 32", printed.out)
@@ -132,6 +135,45 @@ def test_another_model_and_the_compile_table(tiny_demo, capsys):
     page = tiny_demo.page.read_text(encoding="utf-8")
     assert "tileloom on tiny model" in page
     assert "2 of 2" in page
+
+
+class OneWord:
+    """Embeds a text by its first letter."""
+
+    def cast(self, dtype, device):
+        return self
+
+    def use(self, name):
+        return self
+
+    def tokenize(self, texts, batch_size):
+        return [list(texts)]
+
+    def embed(self, batches):
+        letters = [ord(text[0]) - ord("a") for batch in batches for text in batch]
+        return torch.eye(26)[letters]
+
+
+def test_a_title_counts_like_its_text_and_a_section_is_found_once():
+    passages = [
+        Passage("page, text alone", "apple", "other"),
+        Passage("page, both", "apple", "apple"),
+        Passage("page, both", "another", "apple"),
+        Passage("page, title alone", "other", "apple"),
+        Passage("page, none", "other", "other"),
+    ]
+    job = SimpleNamespace(
+        args=SimpleNamespace(query=["apple"]), embedder=OneWord(), passages=passages,
+        dtypes=[torch.float32], device=torch.device("cpu"),
+    )  # fmt: skip
+    vectors = OneWord().embed([[p.text for p in passages]])
+    (search,) = demo._search(job, vectors)
+    assert [(hit.source, round(hit.score, 3)) for hit in search.hits] == [
+        ("page, both", 1.0),
+        ("page, text alone", 0.707),
+        ("page, title alone", 0.707),
+    ]
+    assert search.hits[0].text == "apple"
 
 
 def test_a_kernel_with_a_fault_fails_the_demo(tiny_demo, capsys):

@@ -63,9 +63,9 @@ def add_parser(subparsers: Any) -> None:
     add(
         "--texts",
         type=int,
-        default=128,
         metavar="N",
-        help="passages to embed, at least 8; default 128",
+        help="passages to embed, at least 8; default: of each section of the documentation the "
+        "first",
     )
     add("--no-emulator", action="store_true", help="leave out the part on the emulator")
     add("--compile-seconds", type=float, default=45.0, metavar="S",
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     from tileloom.report.html import write_page
 
     started = time.perf_counter()
-    if args.texts < 8:
+    if args.texts is not None and args.texts < 8:
         raise OptionError(f"demo: --texts is {args.texts}; it must be at least 8.")
     if args.out.exists() and not args.out.is_dir():
         raise OptionError(
@@ -296,19 +296,24 @@ def _agreement(
 
 
 def _search(job: _Job, vectors: torch.Tensor) -> list[Search]:
+    """Find the sections whose title and text, taken together, are nearest to each query."""
+    import torch
+
     from tileloom.report.findings import Hit, Search
 
     queries = tuple(job.args.query or QUERIES)
     embedder = job.embedder.cast(job.dtypes[0], job.device).use("tileloom")
     asked = embedder.embed(embedder.tokenize(queries, len(queries)))
+    titles = embedder.embed(embedder.tokenize([p.title for p in job.passages], BATCH))
+    # A heading says in few words what a passage need not say again: both count alike.
+    index = torch.nn.functional.normalize(vectors + titles, dim=1)
     found: list[Search] = []
-    for query, scores in zip(queries, asked @ vectors.T, strict=True):
-        best = scores.topk(min(HITS, len(scores)))
-        hits = [
-            Hit(float(score), job.passages[i].source, job.passages[i].text)
-            for score, i in zip(best.values, best.indices.tolist(), strict=True)
-        ]
-        found.append(Search(query, tuple(hits)))
+    for query, scores in zip(queries, asked @ index.T, strict=True):
+        best: dict[str, Hit] = {}  # one of each section
+        for i in scores.argsort(descending=True, stable=True).tolist():
+            passage = job.passages[i]
+            best.setdefault(passage.source, Hit(float(scores[i]), passage.source, passage.text))
+        found.append(Search(query, tuple(best.values())[:HITS]))
     return found
 
 

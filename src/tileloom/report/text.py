@@ -13,25 +13,33 @@ from typing import TypeVar
 
 T = TypeVar("T")
 FEWEST_WORDS = 12
-MOST_WORDS = 90
+MOST_WORDS = 60
 
 _SECTION = re.compile(
     r"^(Args|Attributes|Returns|Yields|Raises|Example|Examples|Memory|Math):", re.M
 )
 _FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.M | re.S)
+_COLUMNS = re.compile(r"^[ ]*\|.*\n[ ]*\|[\s:|-]+\|[ ]*$", re.M)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _LIST_ITEM = re.compile(r"^\s*([-*+]|\d+\.)\s+")
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of text, and where it stands: ``"docs/masks.md, Windows"``."""
+    """A piece of text, and where it stands.
+
+    Attributes:
+        source: The file and the nearest heading, ``"docs/masks.md, Windows"``, or a Python name.
+        text: The text.
+        title: What it is about, in words: the page's first heading and the nearest one.
+    """
 
     source: str
     text: str
+    title: str = ""
 
 
-def project_passages(limit: int) -> list[Passage]:
+def project_passages(limit: int | None = None) -> list[Passage]:
     """Collect passages of the project's documentation and docstrings.
 
     In a clone the documentation is README.md, CONTRIBUTING.md and docs/; an installed package has
@@ -39,7 +47,8 @@ def project_passages(limit: int) -> list[Passage]:
 
     Args:
         limit: Passages at most. Documentation goes first, and of it what opens a section; of what
-            is too much, an even sample.
+            is too much, an even sample. Default: what opens a section, each; without
+            documentation 128.
 
     Returns:
         The passages, documentation first, in a fixed order.
@@ -49,6 +58,8 @@ def project_passages(limit: int) -> list[Passage]:
     docstrings = [p for path in sorted(package.rglob("*.py")) for p in _docstrings(path, package)]
     if not written:
         docstrings += _licence()
+    if limit is None:
+        limit = len({p.source for p in written}) or 128
     written = _documentation_sample(written, limit)
     return written + _sample(docstrings, limit - len(written))
 
@@ -85,25 +96,48 @@ def documentation(root: Path) -> Iterator[Passage]:
 
 
 def markdown(text: str, name: str) -> Iterator[Passage]:
-    """Cut Markdown into its paragraphs and list items; code, tables and pictures are left out.
+    """Cut Markdown into passages of one section each, the paragraphs and rows of words in turn.
 
     Args:
-        text: The file's text.
+        text: The file's text; code, pictures and rows of numbers are left out.
         name: The file's name.
 
     Yields:
         Passages; their source is the file's name and the nearest heading.
     """
-    heading, lines = "", []
-    for line in [*_FENCE.sub("", text).splitlines(), ""]:
-        is_heading = line.startswith("#")
-        if lines and (is_heading or not line.strip() or _LIST_ITEM.match(line)):
-            yield from _passages(" ".join(lines), f"{name}, {heading}" if heading else name)
-            lines = []
-        if is_heading:
-            heading = _plain(line.lstrip("#").strip())
-        elif line.strip() and not line.lstrip().startswith(("|", "<", "    ")):
-            lines.append(_LIST_ITEM.sub("", line).strip())
+    page, heading, pieces = "", "", [""]
+    for line in [*_COLUMNS.sub("", _FENCE.sub("", text)).splitlines(), "#"]:
+        piece = line.strip()
+        if line.startswith("#"):
+            source = f"{name}, {heading}" if heading else name
+            title = page if heading == page else f"{page}. {heading}"
+            yield from _passages(" ".join(map(_ended, filter(None, pieces))), source, title)
+            heading, pieces = _plain(line.lstrip("#").strip()), [""]
+            page = page or heading
+        elif piece.startswith("|"):
+            pieces += [_row(piece), ""]
+        elif not piece or piece.startswith("<"):
+            pieces.append("")
+        elif _LIST_ITEM.match(line):
+            pieces.append(_LIST_ITEM.sub("", line).strip())
+        else:
+            pieces[-1] = f"{pieces[-1]} {piece}".strip()
+
+
+def _row(line: str) -> str:
+    """Return a row of a table as words, or nothing if it begins with a number or many are some."""
+    words = ": ".join(filter(None, map(str.strip, line.strip("|").split("|")))).split()
+    is_data = bool(words) and words[0][0].isdigit()
+    return "" if is_data or sum(map(_has_digit, words)) > 0.4 * len(words) else " ".join(words)
+
+
+def _has_digit(word: str) -> bool:
+    return any(map(str.isdigit, word))
+
+
+def _ended(piece: str) -> str:
+    """Give a paragraph without a stop one, so that it is no part of the next."""
+    return piece if piece[-1] in ".!?:;," else f"{piece}."
 
 
 def _plain(text: str) -> str:
@@ -113,21 +147,21 @@ def _plain(text: str) -> str:
     return "".join(a + b for a, b in zip(prose, [*code[1::2], ""], strict=True)).strip()
 
 
-def _passages(text: str, source: str) -> Iterator[Passage]:
-    """Cut a paragraph that is too long at its sentences; leave out one that is too short."""
+def _passages(text: str, source: str, title: str) -> Iterator[Passage]:
+    """Cut a text that is too long at its sentences; leave out one that is too short."""
     words: list[str] = []
     for sentence in re.split(r"(?<=[.!?])\s+", _plain(text)):
         more = sentence.split()
         if words and len(words) + len(more) > MOST_WORDS:
-            yield from _one(words, source)
+            yield from _one(words, source, title)
             words = []
         words += more
-    yield from _one(words, source)
+    yield from _one(words, source, title)
 
 
-def _one(words: Sequence[str], source: str) -> Iterator[Passage]:
+def _one(words: Sequence[str], source: str, title: str) -> Iterator[Passage]:
     if len(words) >= FEWEST_WORDS:
-        yield Passage(source, " ".join(words))
+        yield Passage(source, " ".join(words), title)
 
 
 def _docstrings(path: Path, package: Path) -> Iterator[Passage]:
@@ -143,7 +177,8 @@ def _docstrings(path: Path, package: Path) -> Iterator[Passage]:
 def _docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef, source: str) -> Iterator[Passage]:
     text = _SECTION.split(ast.get_docstring(node) or "", maxsplit=1)[0]
     shown = [p for p in inspect.cleandoc(text).split("\n\n") if not p.startswith((" ", ">>>"))]
-    yield from _passages(" ".join(" ".join(shown).split()), source)
+    about = " ".join(source.replace("_", " ").split("."))
+    yield from _passages(" ".join(" ".join(shown).split()), source, about)
 
 
 def _licence() -> Iterator[Passage]:
@@ -155,4 +190,4 @@ def _licence() -> Iterator[Passage]:
     for file in files:
         if file.name == "LICENSE":
             for paragraph in file.read_text(encoding="utf-8").split("\n\n"):
-                yield from _passages(" ".join(paragraph.split()), "LICENSE")
+                yield from _passages(" ".join(paragraph.split()), "LICENSE", "LICENSE")
