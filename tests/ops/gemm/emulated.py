@@ -150,6 +150,30 @@ SWAPPED = {
         small(128, 64, scheduler="dynamic", swap_ab=True),
     ),
 }
+EDGES = {
+    # Tiles of all rows and of a few; a program begins with either.
+    "edge": (MatmulCase(72, 264, 328), small(64, 64)),
+    "edge-fused": (replace(FUSED, m=150, k=328), small(128, 128)),
+    "edge-batches": (replace(FORMS["batches"], m=136, k=328), small(64, 128)),
+    "edge-split": (replace(FUSED, m=72, k=456), small(64, 128, splits=2)),
+    "edge-deep": (MatmulCase(70, 136, 840), small(64, 80, block_k=128)),
+    # A warpgroup with all rows and one with a few; with a few and without any.
+    "edge-swap": (MatmulCase(85, 264, 648), small(64, 128, block_k=128, swap_ab=True)),
+    "edge-swap-none": (replace(FUSED, m=20, k=328), small(64, 128, swap_ab=True)),
+    "edge-swap-tiles": (MatmulCase(140, 264, 328), small(128, 128, swap_ab=True)),
+    "edge-swap-dynamic": (
+        MatmulCase(100, 600, 328),
+        small(128, 128, scheduler="dynamic", swap_ab=True),
+    ),
+}
+# Without such tiles, a slot is filled by one box.
+WHOLE = {
+    "whole": (replace(WIDE, m=256), small(128, 128)),
+    "whole-fused": (replace(FUSED, m=128, k=328), small(64, 128)),
+    "whole-deep": (MatmulCase(64, 136, 648), small(64, 80, block_k=128)),
+    "whole-swap": (MatmulCase(64, 264, 328), small(64, 64, swap_ab=True)),
+    "whole-split": (replace(FUSED, m=128, n=120), small(64, 128, splits=2)),
+}
 
 # With splits an odd number of tiles: the parts of one are then of several programs.
 CALLS = {
@@ -174,7 +198,7 @@ CALLS = {
     "deep-nn": partial(run_hopper, FORMS["tt"], small(128, 128, block_k=128)),
     "fused-64": partial(run_hopper, FUSED, small(64, 128)),
     **{f"swap-{m}x{n}": partial(run_hopper, FEW, small(m, n, swap_ab=True)) for m, n in SWAP_TILES},
-    **{name: partial(run_hopper, *call) for name, call in SWAPPED.items()},
+    **{name: partial(run_hopper, *call) for name, call in (SWAPPED | EDGES | WHOLE).items()},
 }
 
 ARRIVING = {"has_residual": True, "has_bias": True}
@@ -195,6 +219,14 @@ CASES = {
             "split-fused",
             "swap-fused",
             "swap-split",
+            "edge",
+            "edge-fused",
+            "edge-swap",
+            "edge-swap-none",
+            "edge-swap-dynamic",
+            "whole",
+            "whole-fused",
+            "whole-deep",
         )
     },
     "arriving": partial(run_arriving, (0, 128, 256, 384, 512), (3, 0, 2, 1), None, small(128, 128)),

@@ -45,7 +45,14 @@ def _problem(m, n, k, *, a_flips=False, b_flips=True, out_dtype=BF16, **more):
         ((64, 10240, 8192), "64,80,0,8,static,1,128,False"),
         ((64, 14336, 4096), "64,64,0,8,dynamic,1,128,True"),
         ((64, 28672, 4096), "128,64,0,8,dynamic,1,128,True"),
-        ((96, 28672, 4096), "128,256,0,8,static,1,64,False"),
+        ((72, 4096, 4096), "64,64,0,8,static,1,64,False"),
+        ((72, 6144, 4096), "64,128,0,8,static,1,128,True"),
+        ((72, 6144, 520), "64,128,0,8,static,1,64,False"),
+        ((128, 8192, 8192), "64,128,0,8,static,1,128,True"),
+        ((96, 10240, 8192), "128,128,0,1,static,1,64,True"),
+        ((96, 28672, 4096), "128,128,0,1,dynamic,1,64,True"),
+        ((200, 4096, 14336), "64,128,0,8,static,1,128,True"),
+        ((200, 6144, 4096), "128,128,0,1,static,1,64,True"),
         ((128, 57344, 8192), "128,128,0,1,dynamic,1,64,True"),
         ((512, 10240, 8192), "128,320,0,8,static,1,64,False"),
         ((512, 6144, 4096), "192,128,0,1,static,1,64,True"),
@@ -81,6 +88,27 @@ def test_a_tile_is_stored_under_the_next_one_where_that_was_measured():
     assert not is_early(activation="relu")
     assert not is_early(residual=Layout((0, 4096, 1), True), residual_dtype=BF16)
     assert not is_early(out_dtype=FP32)
+
+
+def test_rows_that_are_loaded_of_the_last_tile():
+    """All of it where they are a whole one or nearly, and where there are many tiles."""
+
+    def rows(m, *tile, swap_ab=True, **more):
+        config = GluonSm90Config(*tile, swap_ab=swap_ab)
+        return config.edge_rows(_problem(m, 4096, 4096, **more))
+
+    assert [rows(m, 128, 128) for m in (1, 16, 17, 112, 113, 128, 129, 500)] == [
+        *(16, 16, 32, 112, 0, 0, 16, 0)
+    ]
+    assert [rows(m, 128, 256) for m in (33, 129, 224, 225, 300)] == [64, 160, 224, 0, 64]
+    assert [rows(m, 192, 128, swap_ab=False) for m in (33, 160, 161, 512)] == [64, 160, 0, 128]
+    assert [rows(m, 64, 64, swap_ab=False) for m in (40, 72, 520)] == [48, 16, 0]
+    assert rows(40, 64, 16) == 0
+    assert rows(72, 128, 128, a_flips=True) == 0
+    assert rows(72, 128, 128, chunks=2) == 0
+    boxes = {m: GluonSm90Config(64, 128, swap_ab=True).edge_box(_problem(m, 64, 64))
+             for m in (8, 40, 64, 90, 112)}  # fmt: skip
+    assert boxes == {8: 16, 40: 16, 64: 64, 90: 32, 112: 16}
 
 
 def test_tiles_that_a_counter_deals_go_in_groups_of_rows():

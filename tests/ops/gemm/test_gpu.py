@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -210,6 +211,28 @@ def test_few_rows_with_the_operands_exchanged(tile, m, flips):
     many = MatmulCase(m, 33000, 264, a_flips=flips[0], b_flips=flips[1])
     dealt = GluonSm90Config(*tile, scheduler="dynamic", swap_ab=True)
     assert _judged(many, dealt) == "gluon_sm90"
+
+
+@pytest.mark.parametrize("m", [37, 104, 150, 300])
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(GluonSm90Config(*tile) for tile in ((64, 64), (64, 128), (128, 128), (192, 128))),
+        GluonSm90Config(64, 48, block_k=128),
+        GluonSm90Config(128, 256),
+        *(GluonSm90Config(64, n, block_k=128, swap_ab=True) for n in (64, 128)),
+        *(GluonSm90Config(128, n, swap_ab=True) for n in (128, 256)),
+    ],
+    ids=str,
+)
+def test_rows_that_end_inside_a_tile(config, m):
+    """Rows that are not there are not loaded; what their place held reaches nothing."""
+    torch.full((2**26,), float("nan"), device="cuda")
+    assert _judged(MatmulCase(m, 264, 1000), config) == "gluon_sm90"
+    fused = MatmulCase(m, 264, 1000, has_bias=True, has_residual=True, activation="gelu")
+    assert _judged(fused, config) == "gluon_sm90"
+    many = MatmulCase(m, 33000, 264, l=2 if m == 37 else 0)
+    assert _judged(many, replace(config, scheduler="dynamic")) == "gluon_sm90"
 
 
 @pytest.mark.parametrize("m", [1000, 4000])

@@ -6,6 +6,7 @@ texts alike.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -21,6 +22,7 @@ from tileloom.target import Target
 
 _HALF = (torch.float16, torch.bfloat16)
 _MAX_INT32 = 2**31 - 1
+_MANY_ROWS = 512
 _SMEM_BYTES = 232448
 """Shared memory of a block on Hopper (227 KiB)."""
 _BARRIER_BYTES = 1024
@@ -191,6 +193,23 @@ class GluonSm90Config:
         free = _SMEM_BYTES - self.smem_bytes(problem, 0)
         return min(8, free // self._stage_bytes())
 
+    def edge_rows(self, problem: MatmulProblem) -> int:
+        """Rows of a that are loaded for the last of several tiles, or the only one; 0: all.
+
+        Zeros for rows that are not there take the TMA unit longer than rows to read, up to twice
+        as long for a tile. A kernel is compiled for each such number, so there are at most seven,
+        and with many rows, where it is one tile of many, none.
+        """
+        rows = self.block_n if self.swap_ab else self.block_m
+        if problem.m > _MANY_ROWS or problem.a_is_transposed or problem.chunks:
+            return 0
+        unit = 16 if rows <= 128 else 32
+        return -(-(problem.m % rows) // unit) * unit % rows
+
+    def edge_box(self, problem: MatmulProblem) -> int:
+        """Rows of the boxes that a part of a warpgroup's rows is loaded by."""
+        return math.gcd(self.edge_rows(problem), self.warpgroup_tile()[1 if self.swap_ab else 0])
+
     def stores_early(self, problem: MatmulProblem) -> bool:
         """Whether the next tile is begun before one is stored: see `pieces_early_sm90.py`.
 
@@ -283,7 +302,7 @@ TILES = (
     (64, 32), (128, 320), (64, 80), (64, 48),
 )  # fmt: skip
 SWAP_TILES = (
-    (128, 256), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 64),
+    (128, 256), (192, 128), (128, 128), (128, 64), (128, 32), (128, 16), (64, 128), (64, 64),
     (64, 32), (64, 16),
 )  # fmt: skip
 """Columns of B and rows of A in a tile with `swap_ab`."""

@@ -13,6 +13,9 @@ EARLY it also overlaps the next tile's first step (`pieces_early_sm90.py`). TMA 
 lies past M, N or K with zeros and clips what is stored. With chunks of rows (async input) a tile
 waits for all chunks that have rows in it, and a tile is stored early if the next one's are there.
 
+The rows that the last tile lacks are not loaded but for those of a started box: of it the first
+EDGE rows, in boxes of `edge_desc`. Zeros would take the TMA unit longer than rows.
+
 With SWAP_AB the kernel is given the product B^T A^T of the same tensors and turns its tiles as it
 stores them: its rows are C's columns. Few rows of A then fill the few columns of a tile.
 
@@ -49,14 +52,18 @@ from tileloom.device.memory import globaltimer, load_acquire, store_release
 from tileloom.ops.gemm.pieces_activation import activate_gluon
 from tileloom.ops.gemm.pieces_early_sm90 import consumer_early, send_signalled
 from tileloom.ops.gemm.pieces_gluon_sm90 import (
+    clear_edge,
     gather_parts,
     k_range,
     leave_part,
     load_a,
     load_b,
     load_bias,
+    load_edge,
     load_residual,
     padded,
+    rows_of_part,
+    slots,
     stack,
     step_on,
     store_tile,
@@ -71,10 +78,11 @@ from tileloom.scheduling.device import (
 
 
 @gluon.jit
-def _load_tile(
-    a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, batch, row, col, first,
-    k_steps, stage, phase, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
-    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, TAIL: gl.constexpr,
+def _load_steps(
+    a_desc, b_desc, tail_desc, edge_desc, a_smem, b_smem, tail_smem, full, empty, batch, row, col,
+    first, k_steps, stage, phase, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, TAIL: gl.constexpr, A_EDGE: gl.constexpr,
+    B_EDGE: gl.constexpr,
 ):  # fmt: skip
     A_PARTS: gl.constexpr = 1 if SPLIT_N else CONSUMERS
     B_PARTS: gl.constexpr = CONSUMERS if SPLIT_N else 1
@@ -83,32 +91,42 @@ def _load_tile(
     BLOCK_K: gl.constexpr = a_smem.type.shape[2 if A_TRANSPOSED else 3]
     FRONT: gl.constexpr = b_smem.type.shape[2 if B_TRANSPOSED else 3]
     WN: gl.constexpr = FRONT + TAIL
-    A_BYTES: gl.constexpr = A_PARTS * a_desc.block_type.nbytes
-    B_BYTES: gl.constexpr = B_PARTS * b_desc.block_type.nbytes * WN // FRONT
+    ROWS: gl.constexpr = A_EDGE if A_EDGE > 0 else A_PARTS * WM
+    COLUMNS: gl.constexpr = B_EDGE if B_EDGE > 0 else B_PARTS * WN
+    BYTES: gl.constexpr = (ROWS + COLUMNS) * BLOCK_K * a_desc.dtype.primitive_bitwidth // 8
     for step in range(k_steps):
         mbarrier.wait(empty.index(stage), phase)
         bar = full.index(stage)
-        mbarrier.expect(bar, A_BYTES + B_BYTES)
+        mbarrier.expect(bar, BYTES)
+        k = (first + step) * BLOCK_K
         for w in gl.static_range(A_PARTS):
-            a = a_smem.index(stage * A_PARTS + w)
-            load_a(a_desc, a, bar, batch, row + w * WM, (first + step) * BLOCK_K, A_TRANSPOSED)
+            a = stage * A_PARTS + w
+            if A_EDGE > 0:
+                load_edge(a_desc, edge_desc, a_smem, a, bar, batch, row + w * WM, k,
+                          rows_of_part(A_EDGE, w, WM))  # fmt: skip
+            else:
+                load_a(a_desc, a_smem.index(a), bar, batch, row + w * WM, k, A_TRANSPOSED)
         for w in gl.static_range(B_PARTS):
-            b = b_smem.index(stage * B_PARTS + w)
-            load_b(b_desc, b, bar, batch, col + w * WN, (first + step) * BLOCK_K, B_TRANSPOSED)
+            b = stage * B_PARTS + w
+            if B_EDGE > 0:
+                load_edge(b_desc, edge_desc, b_smem, b, bar, batch, col + w * WN, k,
+                          rows_of_part(B_EDGE, w, WN))  # fmt: skip
+            else:
+                load_b(b_desc, b_smem.index(b), bar, batch, col + w * WN, k, B_TRANSPOSED)
             if TAIL > 0:
-                tail = tail_smem.index(stage * B_PARTS + w)
-                load_b(tail_desc, tail, bar, batch, col + w * WN + FRONT, (first + step) * BLOCK_K,
-                       B_TRANSPOSED)  # fmt: skip
+                tail = tail_smem.index(b)
+                load_b(tail_desc, tail, bar, batch, col + w * WN + FRONT, k, B_TRANSPOSED)
         stage, phase = step_on(stage, phase, STAGES)
     return stage, phase
 
 
 @gluon.jit
 def _producer(
-    scheduler, signals, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, status,
-    claim, timeout_us, k_steps, BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr,
-    B_TRANSPOSED: gl.constexpr, SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr,
-    CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr, SPLITS: gl.constexpr, TAIL: gl.constexpr,
+    scheduler, signals, a_desc, b_desc, tail_desc, edge_desc, a_smem, b_smem, tail_smem, full,
+    empty, status, claim, timeout_us, m, n, k_steps, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr,
+    SPLIT_N: gl.constexpr, CONSUMERS: gl.constexpr, CHUNKED: gl.constexpr, DYNAMIC: gl.constexpr,
+    SPLITS: gl.constexpr, TAIL: gl.constexpr, A_EDGE: gl.constexpr, B_EDGE: gl.constexpr,
 ):  # fmt: skip
     stage = 0
     phase = 1
@@ -131,11 +149,23 @@ def _producer(
                         gl.store(status + 2, flag)
                         store_release(status, late + 1, "sys")
         batch, first, steps = k_range(work.l_idx, k_steps, SPLITS)
-        stage, phase = _load_tile(
-            a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem, full, empty, batch, work.row,
-            work.n_idx * BLOCK_N, first, steps, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
-            CONSUMERS, TAIL,
+        col = work.n_idx * BLOCK_N
+        whole = steps  # all of them in one loop, or in the other
+        if A_EDGE > 0:
+            whole = gl.where(work.row + BLOCK_M > m, 0, steps)
+        elif B_EDGE > 0:
+            whole = gl.where(col + BLOCK_N > n, 0, steps)
+        stage, phase = _load_steps(
+            a_desc, b_desc, tail_desc, edge_desc, a_smem, b_smem, tail_smem, full, empty, batch,
+            work.row, col, first, whole, stage, phase, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N,
+            CONSUMERS, TAIL, 0, 0,
         )  # fmt: skip
+        if A_EDGE + B_EDGE > 0:
+            stage, phase = _load_steps(
+                a_desc, b_desc, tail_desc, edge_desc, a_smem, b_smem, tail_smem, full, empty, batch,
+                work.row, col, first, steps - whole, stage, phase, A_TRANSPOSED, B_TRANSPOSED,
+                SPLIT_N, CONSUMERS, TAIL, A_EDGE, B_EDGE,
+            )  # fmt: skip
         if DYNAMIC:
             if CHUNKED:
                 work, seen, is_there = send_signalled(scheduler, signals, seen, late, count)
@@ -249,14 +279,15 @@ SIZES = (
 
 @gluon.jit(do_not_specialize=SIZES)
 def matmul_kernel(
-    a_desc, b_desc, tail_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags, status,
-    claim, counter, partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n, total,
-    rows, chunks, pivot, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    a_desc, b_desc, tail_desc, edge_desc, out_desc, residual_desc, out_ptr, bias_ptr, table, flags,
+    status, claim, counter, partials, epoch: tl.int64, timeout_us: tl.int64, m, n, k_steps, tiles_n,
+    total, rows, chunks, pivot, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     BUFFERS: gl.constexpr, SWIZZLE: gl.constexpr, ALONG_M: gl.constexpr, UNIFORM: gl.constexpr,
     A_TRANSPOSED: gl.constexpr, B_TRANSPOSED: gl.constexpr, ACTIVATION: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, CHUNKED: gl.constexpr,
     DYNAMIC: gl.constexpr, ANY: gl.constexpr, SPLITS: gl.constexpr,
     SWAP_AB: gl.constexpr, TAIL: gl.constexpr, EARLY: gl.constexpr,
+    BLOCK_K: gl.constexpr, EDGE: gl.constexpr,
 ):  # fmt: skip
     SPLIT_N: gl.constexpr = BLOCK_M == 64
     CONSUMERS: gl.constexpr = 3 if BLOCK_M == 192 else 2
@@ -265,8 +296,12 @@ def matmul_kernel(
     WM: gl.constexpr = BLOCK_M // A_PARTS
     WN: gl.constexpr = BLOCK_N // B_PARTS
     bars: gl.constexpr = mbarrier.MBarrierLayout()
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, stack(STAGES * A_PARTS, a_desc), a_desc.layout)
-    b_smem = gl.allocate_shared_memory(b_desc.dtype, stack(STAGES * B_PARTS, b_desc), b_desc.layout)
+    a_smem = gl.allocate_shared_memory(
+        a_desc.dtype, slots(STAGES * A_PARTS, WM, BLOCK_K, A_TRANSPOSED), a_desc.layout
+    )
+    b_smem = gl.allocate_shared_memory(
+        b_desc.dtype, slots(STAGES * B_PARTS, WN - TAIL, BLOCK_K, not B_TRANSPOSED), b_desc.layout
+    )
     if TAIL > 0:
         tail_smem = gl.allocate_shared_memory(
             tail_desc.dtype, stack(STAGES * B_PARTS, tail_desc), tail_desc.layout
@@ -274,6 +309,14 @@ def matmul_kernel(
     else:  # never used
         tail_desc = b_desc
         tail_smem = b_smem
+    A_EDGE: gl.constexpr = 0 if SWAP_AB else EDGE
+    B_EDGE: gl.constexpr = EDGE if SWAP_AB else 0
+    if A_EDGE > 0:
+        clear_edge(edge_desc, a_smem, EDGE, A_PARTS)
+    elif B_EDGE > 0:
+        clear_edge(edge_desc, b_smem, EDGE, B_PARTS)
+    else:
+        edge_desc = b_desc  # never used
     c_smem = gl.allocate_shared_memory(
         out_desc.dtype, stack(CONSUMERS * BUFFERS, out_desc), out_desc.layout
     )
@@ -338,9 +381,10 @@ def matmul_kernel(
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
                          EARLY, CHUNKED)),
-            (_producer, (scheduler, signals, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem,
-                         full, empty, status, claim, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
+            (_producer, (scheduler, signals, a_desc, b_desc, tail_desc, edge_desc, a_smem, b_smem,
+                         tail_smem, full, empty, status, claim, timeout_us, m, n, k_steps,
+                         BLOCK_M, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
+                         DYNAMIC, SPLITS, TAIL, A_EDGE, B_EDGE)),
         ], [4, 1], [240, 32])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -359,7 +403,8 @@ def matmul_kernel(
                          k_steps, WM, WN, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, BUFFERS,
                          ACTIVATION, HAS_BIAS, HAS_RESIDUAL, DYNAMIC, SPLITS, SWAP_AB, TAIL,
                          EARLY, CHUNKED)),
-            (_producer, (scheduler, signals, a_desc, b_desc, tail_desc, a_smem, b_smem, tail_smem,
-                         full, empty, status, claim, timeout_us, k_steps, BLOCK_N, A_TRANSPOSED,
-                         B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED, DYNAMIC, SPLITS, TAIL)),
+            (_producer, (scheduler, signals, a_desc, b_desc, tail_desc, edge_desc, a_smem, b_smem,
+                         tail_smem, full, empty, status, claim, timeout_us, m, n, k_steps,
+                         BLOCK_M, BLOCK_N, A_TRANSPOSED, B_TRANSPOSED, SPLIT_N, CONSUMERS, CHUNKED,
+                         DYNAMIC, SPLITS, TAIL, A_EDGE, B_EDGE)),
         ], [4, 4, 1], [160, 160, 32])  # fmt: skip

@@ -187,19 +187,34 @@ def _gluon_specs() -> tuple[KernelSpec, ...]:
     specs.append(_gluon_spec("chunks-dynamic", replace(linear, chunks=8), dealt))
     specs.append(_gluon_spec("dynamic", linear, replace(dealt, swizzle_size=12)))
     specs.append(_gluon_spec("dynamic-fused", fused, replace(dealt, swizzle_size=12)))
-    rows = replace(linear, m=16), replace(fused, m=16)
     for tile in SWAP_TILES:
-        group, depth = (8, 128) if tile[1] <= 64 else (4, 64)
+        group, depth = (8, 128) if tile[1] <= 64 or tile[0] == 64 else (4, 64)
         config = GluonSm90Config(*tile, swizzle_size=group, block_k=depth, swap_ab=True)
-        specs += [_gluon_spec("swap", rows[0], config), _gluon_spec("swap-fused", rows[1], config)]
+        dealt = replace(config, scheduler="dynamic")
+        configs = {"swap": config}
         if tile in ((64, 16), (64, 32), (64, 64), (128, 64), (128, 128)):
-            dealt = replace(config, scheduler="dynamic")
-            specs.append(_gluon_spec("swap-dynamic", rows[0], dealt))
-            specs.append(_gluon_spec("swap-dynamic-fused", rows[1], dealt))
+            configs["swap-dynamic"] = dealt
+        for form, config in configs.items():
+            specs += _gluon_pair(form, replace(linear, m=tile[1]), config)
+            if tile[1] > 32:
+                specs += _gluon_pair(form + "-edge", replace(linear, m=tile[1] - 40), config)
+    for tile in ((128, 256), (192, 128), (128, 128), (64, 256), (64, 128), (64, 64), (64, 80)):
+        specs += _gluon_pair("edge", replace(linear, m=360), GluonSm90Config(*tile))
+    specs += _gluon_pair("edge", replace(linear, m=40), GluonSm90Config(64, 48, block_k=128))
+    specs.append(_gluon_spec("edge", replace(linear, m=400), GluonSm90Config(128, 320)))
     for tile in ((64, 128), (128, 128)):
         config = GluonSm90Config(*tile, splits=3)
         specs += [_gluon_spec("split", linear, config), _gluon_spec("split-fused", fused, config)]
     return tuple(specs)
+
+
+def _gluon_pair(
+    form: str, problem: MatmulProblem, config: GluonSm90Config
+) -> tuple[KernelSpec, KernelSpec]:
+    """A product alone, and with all that may follow it."""
+    return (
+        _gluon_spec(form, problem, config), _gluon_spec(form + "-fused", _fused(problem), config),
+    )  # fmt: skip
 
 
 def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> KernelSpec:
@@ -216,7 +231,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     signature["partials"] = "*fp32"
     layouts: dict[str, dict[str, int]] = {}
     for name, (rows, columns) in box.items():
-        kind = dtype if name in ("a_desc", "b_desc", "tail_desc") else out
+        kind = dtype if name in ("a_desc", "b_desc", "tail_desc", "edge_desc") else out
         signature[name] = f"tensordesc<{kind}[1, {rows}, {columns}],{{layout}}>"
         itemsize = 2 if kind != "fp32" else 4
         layouts[name] = launch.layout_arguments(columns, itemsize)
@@ -226,6 +241,7 @@ def _gluon_spec(form: str, problem: MatmulProblem, config: GluonSm90Config) -> K
     )  # fmt: skip
     absent = {
         "tail_desc": config.tail == 0,
+        "edge_desc": config.edge_rows(problem) == 0,
         "residual_desc": problem.residual is None,
         "bias_ptr": problem.bias_dtype is None,
         "table": True,

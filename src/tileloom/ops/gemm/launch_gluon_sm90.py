@@ -55,6 +55,7 @@ def boxes(problem: MatmulProblem, config: GluonSm90Config) -> dict[str, tuple[in
         "a_desc": (depth, rows) if seen.a_is_transposed else (rows, depth),
         "b_desc": (front, depth) if seen.b_is_transposed else (depth, front),
         "tail_desc": (tail, depth) if seen.b_is_transposed else (depth, tail),
+        "edge_desc": (config.edge_box(problem), 64),
         "out_desc": (width, rows) if config.swap_ab else (rows, width),
     }
 
@@ -97,6 +98,8 @@ def constants(
         "SWAP_AB": config.swap_ab,
         "TAIL": config.tail,
         "EARLY": config.stores_early(problem),
+        "BLOCK_K": config.block_k,
+        "EDGE": config.edge_rows(problem),
     }
 
 
@@ -143,7 +146,7 @@ def bind_matmul(
     """
     params = params_of(problem, config)
     shared = _shared(config, params)
-    given = operator.itemgetter(*_places(config, bias, residual))
+    given = operator.itemgetter(*_places(problem, config))
     bound = prepared(matmul_kernel, num_warps=4, launch_pdl=True).bind(
         (StaticPersistentScheduler.get_grid_shape(params, target_of(a).sms),),
         *_tensors(problem, config, a, b, bias, residual, out),
@@ -164,11 +167,15 @@ def bind_matmul(
     return launch
 
 
-def _places(config: GluonSm90Config, bias: object, residual: object) -> list[int]:
+def _places(problem: MatmulProblem, config: GluonSm90Config) -> list[int]:
     """What of (a, b, out, residual, bias) the kernel takes, in its order."""
     first, second = (1, 0) if config.swap_ab else (0, 1)
-    places = [first, second, second] if config.tail else [first, second]
-    return [*places, 2, *([] if residual is None else [3]), 2, *([] if bias is None else [4])]
+    return [
+        *(first, second, *([second] if config.tail else [])),
+        *([0] if config.edge_rows(problem) else []),
+        *(2, *([] if problem.residual is None else [3])),
+        *(2, *([] if problem.bias_dtype is None else [4])),
+    ]
 
 
 def _shared(
@@ -258,6 +265,7 @@ def _tensors(
 ) -> tuple[Any, ...]:
     """The kernel's first arguments: descriptors and pointers."""
     box, seen = boxes(problem, config), config.seen(problem)
+    edge = descriptor(a, *box["edge_desc"]) if config.edge_rows(problem) else None
     if config.swap_ab:
         a, b = b.mT, a.mT
     b = b.mT if seen.b_is_transposed else b
@@ -265,6 +273,7 @@ def _tensors(
         descriptor(a.mT if seen.a_is_transposed else a, *box["a_desc"]),
         descriptor(b, *box["b_desc"]),
         descriptor(b, *box["tail_desc"]) if config.tail else None,
+        edge,
         descriptor(out, *box["out_desc"]),
         None if residual is None else descriptor(residual, *box["out_desc"]),
         out,

@@ -17,6 +17,12 @@ def stack(count, desc):
 
 
 @gluon.constexpr_function
+def slots(count, rows, depth, is_flipped):
+    """The shape of a ring's slots, of so many rows and elements of k, or with k first."""
+    return [count, 1, depth, rows] if is_flipped else [count, 1, rows, depth]
+
+
+@gluon.constexpr_function
 def padded(count):
     """The power of two at or above `count`."""
     return 1 << (count - 1).bit_length()
@@ -45,6 +51,60 @@ def load_b(b_desc, smem, bar, batch, col, k, TRANSPOSED: gl.constexpr):
         tma_load(b_desc, [batch, col, k], bar, smem)
     else:
         tma_load(b_desc, [batch, k, col], bar, smem)
+
+
+@gluon.constexpr_function
+def rows_of_part(rows, part, height):
+    """How many of a tile's first `rows` rows lie in one of its parts of `height` rows."""
+    return min(max(rows - part * height, 0), height)
+
+
+@gluon.jit
+def as_boxes(ring, edge_desc):
+    """The slots of a ring as the boxes of `edge_desc`: by rows, and then along k."""
+    WIDTH: gl.constexpr = edge_desc.block_type.shape[2]
+    BOX: gl.constexpr = edge_desc.block_type.shape[1]
+    EACH: gl.constexpr = ring.type.shape[2] // BOX * (ring.type.shape[3] // WIDTH)
+    shape: gl.constexpr = stack(ring.type.shape[0] * EACH, edge_desc)
+    return ring._reinterpret(ring.dtype, shape, edge_desc.layout)
+
+
+@gluon.jit
+def load_edge(desc, edge_desc, ring, slot, bar, batch, row, k, ROWS: gl.constexpr):
+    """Load the first ROWS rows of a slot, by smaller boxes where these are not all."""
+    BOX: gl.constexpr = edge_desc.block_type.shape[1]
+    WIDTH: gl.constexpr = edge_desc.block_type.shape[2]
+    HEIGHT: gl.constexpr = ring.type.shape[2]
+    COLUMNS: gl.constexpr = ring.type.shape[3] // WIDTH
+    if ROWS == HEIGHT:
+        tma_load(desc, [batch, row, k], bar, ring.index(slot))
+    else:
+        boxes = as_boxes(ring, edge_desc)
+        for c in gl.static_range(COLUMNS):
+            for r in gl.static_range(ROWS // BOX):
+                box = boxes.index((slot * COLUMNS + c) * (HEIGHT // BOX) + r)
+                tma_load(edge_desc, [batch, row + r * BOX, k + c * WIDTH], bar, box)
+
+
+@gluon.jit
+def clear_edge(edge_desc, ring, EDGE: gl.constexpr, PARTS: gl.constexpr):
+    """Write zeros where `load_edge` leaves slots as they are, so that nothing unwritten is read.
+
+    A product of such rows reaches no row that is stored, whatever they hold.
+    """
+    BOX: gl.constexpr = edge_desc.block_type.shape[1]
+    WIDTH: gl.constexpr = edge_desc.block_type.shape[2]
+    HEIGHT: gl.constexpr = ring.type.shape[2]
+    COLUMNS: gl.constexpr = ring.type.shape[3] // WIDTH
+    boxes = as_boxes(ring, edge_desc)
+    layout: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 4, 8], [1, gl.num_warps(), 1], [2, 1, 0])
+    nothing = gl.zeros([1, BOX, WIDTH], ring.dtype, layout)
+    for stage in range(ring.type.shape[0] // PARTS):
+        for w in gl.static_range(PARTS):
+            for c in gl.static_range(COLUMNS):
+                for r in gl.static_range(rows_of_part(EDGE, w, HEIGHT) // BOX, HEIGHT // BOX):
+                    slot = stage * PARTS + w
+                    boxes.index((slot * COLUMNS + c) * (HEIGHT // BOX) + r).store(nothing)
 
 
 @gluon.jit

@@ -25,8 +25,8 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     * At most 64 rows: the operands exchanged, so that a tile is as wide as A has rows, and 128 of
       k to a slot. The product is bound by memory, and a slot of 64 rows too small to hide it. A
       counter deals the tiles of more than one wave: whoever is served first takes the next one.
-    * 128 rows the same with tiles of 128 x 128, of more than one wave. (With fewer rows the TMA
-      unit would write zeros for the others.)
+    * Up to 128 rows the same with tiles of 128 x 128, of more than one wave; what is one wave of
+      64 x 128, exchanged, is that up to 256 rows.
     * Otherwise the tile whose waves take the least time, by what it reaches of the card's speed.
       Up to 1,024 rows also with the operands exchanged and no groups, by turns: faster there.
     * From 4 waves of 128 x 256 on a counter deals the tiles: dealt by turns, blocks drift
@@ -36,7 +36,7 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     """
     if problem.m <= _FEW_ROWS and not problem.chunks:
         return _few_rows(problem, sms)
-    is_some = problem.m == 128 and problem.k >= 1024 and not problem.chunks
+    is_some = problem.m <= 128 and problem.k >= 1024 and not problem.chunks
     if is_some and _waves(problem, sms, _SOME) > 1:
         return _SOME
     speeds = dict(_SPEED)
@@ -44,6 +44,8 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
         speeds = _inside(problem, speeds)
     if problem.m <= _MIDDLE_ROWS < problem.n and not problem.chunks:
         speeds |= _SPEED_EXCHANGED
+        if problem.m <= _SOME_ROWS and problem.k >= 1024:
+            speeds |= _SPEED_SOME
         if problem.residual is None:  # beside one there is room for two stages
             speeds |= _SPEED_LARGE
     best = min(speeds, key=lambda config: _cost(problem, sms, config) / speeds[config])
@@ -56,7 +58,7 @@ def gluon_rule(problem: MatmulProblem, sms: int) -> GluonSm90Config:
     return replace(best, scheduler="dynamic", swizzle_size=12, swap_ab=False)
 
 
-_FEW_ROWS, _MIDDLE_ROWS, _MANY_WAVES, _LONG = 64, 1024, 4, 2048
+_FEW_ROWS, _SOME_ROWS, _MIDDLE_ROWS, _MANY_WAVES, _LONG = 64, 256, 1024, 4, 2048
 _SOME = GluonSm90Config(128, 128, swizzle_size=1, scheduler="dynamic", swap_ab=True)
 _SPEED = {
     GluonSm90Config(128, 256): 1.0,
@@ -76,6 +78,7 @@ _SPEED_EXCHANGED = {
 }
 
 
+_SPEED_SOME = {GluonSm90Config(64, 128, block_k=128, swap_ab=True): 0.7}
 _SPEED_LARGE = {GluonSm90Config(128, 320): 0.98}
 
 
