@@ -60,7 +60,7 @@ from tileloom.device.barriers import arrive_each_thread, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.tma import tma_reduce_add
-from tileloom.ops.attention.pieces_blocks_sm90_bwd import block_of
+from tileloom.ops.attention.pieces_blocks_sm90_bwd import batch_to_load, block_of
 from tileloom.ops.attention.pieces_dropper_sm90_bwd import allocate_words, dropper, taken_scores
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
@@ -401,6 +401,7 @@ def attention_bwd_kernel(
     )
     batch_k, kv_head, key, first, last, keys, end, lo, hi = keys_of
     batch_q, start, stop, missing, line = rows_of
+    load_k = batch_to_load(batch_k, key, last, PACKED)
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large, lse_step = 0, 0
@@ -446,7 +447,7 @@ def attention_bwd_kernel(
                        len_k, BLOCK_M, 2 if R < 224 else 1)),
             (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem,
                          v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
-                         batch_q, batch_k, kv_head, group, key, start, stop, missing, line,
+                         batch_q, load_k, kv_head, group, key, start, stop, missing, line,
                          padded_q, (bias, bias_at, bias_h, bias_q, bias_k),
                          (mask, mask_at, mask_h, mask_q, mask_k),
                          (bias_smem, mask_smem, score_full, score_empty), order, dq_desc, dq_smem,
@@ -478,7 +479,7 @@ def attention_bwd_kernel(
                 ORDERED)),
             (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem,
                          v_smem, do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
-                         batch_q, batch_k, kv_head, group, key, start, stop, missing, line,
+                         batch_q, load_k, kv_head, group, key, start, stop, missing, line,
                          padded_q, (bias, bias_at, bias_h, bias_q, bias_k),
                          (mask, mask_at, mask_h, mask_q, mask_k),
                          (bias_smem, mask_smem, score_full, score_empty), order, dq_desc, dq_smem,

@@ -181,7 +181,7 @@ def attention_bwd_192_kernel(
     below = gl.maximum(below, below_last)
     mbarrier.wait(kv_full.index(0), 0)
     mbarrier.wait(kv_full.index(1), 0)
-    if HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
+    if PACKED or HAS_LENGTHS or HAS_LEFT or HAS_RIGHT:
         if (key < first) | (key + KEYS > last):
             clear_outside(k, key, first, last)
             clear_outside(k_rest, key, first, last)

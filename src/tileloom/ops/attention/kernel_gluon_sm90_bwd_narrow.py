@@ -68,7 +68,7 @@ from tileloom.device.compat import tma_load
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
 from tileloom.device.mail import receive, send
 from tileloom.device.tma import tma_reduce_add
-from tileloom.ops.attention.pieces_blocks_sm90_bwd import ROWS, block_of, drawn
+from tileloom.ops.attention.pieces_blocks_sm90_bwd import ROWS, batch_to_load, block_of, drawn
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     clear_outside,
@@ -108,24 +108,27 @@ def _producer(
             )
             place, phase = slot_of(count, 2)
             mbarrier.wait(empty[2].index(place), phase ^ 1)
-            done = _load(descs, smem, full, empty, group, padded_q, keys, rows, place, done)
+            done = _load(descs, smem, full, empty, group, padded_q, keys, rows, place, done, PACKED)
             count += 1
             turn = gl.atomic_add(counter, 1, sem="relaxed")
             if not ORDERED:
                 turn += gl.num_programs(0)
             send(mail, mail_full, mail_empty, count, turn)
     else:
-        _load(descs, smem, full, empty, group, padded_q, block[0], block[1], 0, 0)
+        _load(descs, smem, full, empty, group, padded_q, block[0], block[1], 0, 0, PACKED)
 
 
 @gluon.jit
-def _load(descs, smem, full, empty, group, padded_q, keys, rows, place, done):
+def _load(
+    descs, smem, full, empty, group, padded_q, keys, rows, place, done, PACKED: gl.constexpr
+):  # fmt: skip
     """Load a block of keys into a place, and rows into slots from the one of step `done` on."""
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc = descs
     q_smem, k_smem, v_smem, do_smem, lse_smem, delta_smem = smem
     kv_full, q_full, do_full = full
     q_empty, do_empty, _kv_empty = empty
-    batch_k, kv_head, key, _first, _last, _keys, _end, _lo, _hi = keys
+    batch_k, kv_head, key, _first, last, _keys, _end, _lo, _hi = keys
+    batch_k = batch_to_load(batch_k, key, last, PACKED)
     batch_q, start, stop, missing, line = rows
     STAGES: gl.constexpr = q_smem.type.shape[0]
     mbarrier.expect(kv_full.index(2 * place), 2 * k_desc.block_type.nbytes)

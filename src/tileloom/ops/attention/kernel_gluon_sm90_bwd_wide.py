@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from tileloom.device.barriers import arrive_each_thread, named_barrier_arrive, named_barrier_sync
 from tileloom.device.compat import tma_load, tma_store
 from tileloom.device.grids import gdc_launch_dependents, gdc_wait
-from tileloom.ops.attention.pieces_blocks_sm90_bwd import block_of
+from tileloom.ops.attention.pieces_blocks_sm90_bwd import batch_to_load, block_of
 from tileloom.ops.attention.pieces_gluon_sm90 import slot_of
 from tileloom.ops.attention.pieces_gluon_sm90_bwd import (
     clear_outside,
@@ -440,6 +440,7 @@ def attention_bwd_wide_kernel(
     )
     batch_k, kv_head, key, first, last, keys, end, lo, hi = keys_of
     batch_q, start, stop, missing, line = rows_of
+    load_k = batch_to_load(batch_k, key, last, PACKED)
     if DROPOUT:
         seed, offset = philox_state(seed_at, offset_at, seed, offset)
     has_large, lse_step = 0, 0
@@ -478,7 +479,7 @@ def attention_bwd_wide_kernel(
         ), PACKED, HAS_LENGTHS, HAS_LEFT, HAS_RIGHT, BIAS, MASK, DBIAS, DROPOUT, ORDERED)),
         (_producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, q_smem, k_smem, v_smem,
                      do_smem, lse_smem, delta_smem, kv_full, q_full, do_full, empty,
-                     batch_q, batch_k, kv_head, group, key, start, stop, missing, line, padded_q,
+                     batch_q, load_k, kv_head, group, key, start, stop, missing, line, padded_q,
                      (bias, bias_at, bias_h, bias_q, bias_k),
                      (mask, mask_at, mask_h, mask_q, mask_k),
                      (bias_smem, mask_smem, score_full, score_empty), order, turn, added, BIAS,

@@ -39,7 +39,8 @@ def block_of(
     if PACKED:  # rows are counted from the front of the first block
         lo -= missing
         hi -= missing
-        last = gl.where(key == -KEYS, key, last)  # no key is there
+        # No key is there, or nobody who sees one, whatever the band.
+        last = gl.where((key == -KEYS) | (rows == 0), key, last)
     start, stop = queries_of(key, last, rows + missing, lo, hi, ROWS, KEYS, HAS_LEFT, HAS_RIGHT)
     line += start
     order = ()
@@ -50,6 +51,20 @@ def block_of(
         )  # fmt: skip
     keys = (batch_k, kv_head, key, first, last, keys, end, lo, hi)
     return keys, (batch_q, start, stop, missing, line), order, batch
+
+
+@gluon.jit
+def batch_to_load(batch, key, last, PACKED: gl.constexpr):
+    """Where a block's keys are loaded from; of packed sequences that nobody sees, nowhere: zeros.
+
+    A sequence without queries may hold NaN in its keys, and 0 * NaN would reach their gradients.
+    To clear them where they are used costs registers (but in the kernel for 192 columns, where this
+    does).
+    """
+    if PACKED:
+        return gl.where(key >= last, -1, batch)
+    else:
+        return batch
 
 
 @gluon.jit

@@ -195,7 +195,7 @@ def range_of(
     hi = 0
     if HAS_LEFT:
         lo = gl.maximum(-left_top, shift - left_bottom)
-        start = gl.maximum(row + lo, 0)
+        start = gl.maximum(gl.maximum(row, 0) + lo, 0)  # a packed tile may begin before row 0
     if HAS_RIGHT:
         hi = gl.minimum(right_top, right_bottom + shift)
     last = end_of_rows(row, len_q, tiles, BLOCK_M, SPREAD)

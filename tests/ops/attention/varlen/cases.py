@@ -109,6 +109,24 @@ class VarlenCase:
             options["bias"] = self.bias(self, device)
         return Inputs((q, k, v), self.offsets(device), self.bounds, options)
 
+    def poisoned(self, device: torch.device | str = "cpu") -> Inputs:
+        """The inputs with NaN in keys that no row of their sequence sees, as where it has none."""
+        inputs = self.inputs(device)
+        mask = inputs.options.get("mask")
+        shown = masks.dense(mask) if isinstance(mask, torch.Tensor) else mask or Mask(masks.Band())
+        heads_q, heads_kv = self.sizes[:2]
+        whole = None if shown.visible is None else shown.visible.expand(self.full)
+        ends = (0, *accumulate(self.lens_k))
+        for s, (rows, keys) in enumerate(zip(self.lens_q, self.lens_k)):
+            lengths = None if shown.lengths is None else shown.lengths[s : s + 1]
+            corner = None if whole is None else whole[s : s + 1, :, :rows, :keys]
+            seen = Mask(shown.band, lengths, corner).materialize(1, rows, keys)
+            seen = seen.expand(1, heads_q, rows, keys)[0].any(1)
+            seen = seen.unflatten(0, (heads_kv, heads_q // heads_kv)).any(1).to(device)
+            for tensor in inputs.tensors[1:]:
+                tensor[ends[s] : ends[s + 1]].transpose(0, 1)[~seen] = float("nan")
+        return inputs
+
     def offsets(self, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
         """Where sequences begin and end."""
         a, b = (
@@ -302,6 +320,10 @@ PLAIN = [
 ]
 SHOWN = [
     *(VarlenCase(name, (70, 33, 0), (45, 90, 4), mask=mask) for name, mask in _BANDS.items()),
+    VarlenCase(
+        "row-0-sees-one-key", (70, 1, 0), (45, 112, 90),
+        mask=masks.window(0, 0, anchor="bottom_right"),
+    ),
     VarlenCase("lengths", *_UNEVEN, mask=key_lengths(50, 9, 3, 0)),
     VarlenCase(
         "lengths-bottom-right", *_UNEVEN,

@@ -38,7 +38,7 @@ class Play:
 
     def run(self, level: str, schedules: Sequence[tuple[str, int]] = SCHEDULES) -> None:
         """Run it under several schedules, in poisoned memory; judge values and reports."""
-        inputs = self.case.inputs()
+        inputs = self.case.poisoned()
         before = [t.clone() for t in inputs.tensors]
         wanted = {config for config in (self.config, self.backward) if config is not None}
         for schedule, seed in schedules:
@@ -108,7 +108,7 @@ def hopper_plays() -> list[Play]:
 
 def checked(play: Play) -> None:
     """Run and judge a call inside a run of the emulator that is there already."""
-    inputs = play.case.inputs()
+    inputs = play.case.poisoned()
     with poisoned_memory():
         if play.config is not None:
             cases.check(inputs, *cases.call(inputs, config=play.config))

@@ -63,7 +63,7 @@ def _offsets(lens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("mask", [None, masks.causal("bottom_right")])
 def test_gradients_have_the_same_bits_under_deterministic_algorithms(mask, dims):
     case = VarlenCase("again", _LONG, _LONG[::-1], (4, 2, *dims), BF16, mask=mask)
-    inputs = case.inputs("cuda")
+    inputs = case.poisoned("cuda")
     torch.use_deterministic_algorithms(True)
     try:
         with record_choices() as made:
@@ -80,7 +80,7 @@ def test_gradients_have_the_same_bits_under_deterministic_algorithms(mask, dims)
 @pytest.mark.parametrize("mask", [None, masks.causal("bottom_right"), masks.window(100, 30)])
 def test_persistent_programs_walk_over_several_blocks(mask, ordered):
     case = VarlenCase("walk", 12 * _LONG, 12 * _LONG[::-1], (6, 3, 64, 64), BF16, mask=mask)
-    inputs = case.inputs("cuda")
+    inputs = case.poisoned("cuda")
     persistent = GluonSm90BackwardConfig(64, 3, ordered, persistent=True)
     found, plain = (
         cases.gradients(inputs, backward_config=config)
@@ -93,7 +93,7 @@ def test_persistent_programs_walk_over_several_blocks(mask, ordered):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_outputs_and_gradients(case):
-    inputs = case.inputs("cuda")
+    inputs = case.poisoned("cuda")
     is_192 = inputs.tensors[0].shape[2] == 192  # of so few blocks the rule takes the wide kernel
     configs = {"backward_config": GluonSm90BackwardConfig()} if is_192 else {}
     with poisoned_memory():

@@ -62,7 +62,7 @@ def test_the_reference_is_attention_under_a_mask_of_blocks(case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_the_shared_cases_are_right_on_the_cpu(case):
-    inputs = case.inputs()
+    inputs = case.poisoned()
     with poisoned_memory():
         out, lse = cases.call(inputs)
         gradients = cases.gradients(inputs)
@@ -74,7 +74,7 @@ def test_the_shared_cases_are_right_on_the_cpu(case):
     "case", [c for c in _WIDE if c.dtype == FP32 or c.bias], ids=lambda c: c.id
 )
 def test_the_formulas_of_the_gradients_are_those_of_autograd(case):
-    inputs = case.inputs()
+    inputs = case.poisoned()
     leaves = [t.double().requires_grad_() for t in inputs.tensors]
     options = dict(inputs.options)
     if "bias" in options:
