@@ -17,6 +17,8 @@ ALIKE = re.compile(
     r"|matmul_gluon_sm90\[128x256-(nn|tt|fp32)\]|matmul_gluon_sm90\[128x128-split.*"
     r"|matmul_gluon_sm90\[(128x64|128x32|64x64|64x32|128x128|192x128)-swap.*"
     r"|matmul_gluon_sm90\[128x16-swap\]|matmul_gluon_sm90\[128x256-(swap|edges)\]"
+    r"|matmul_gluon_sm90\[(64x80|64x256|128x128|128x256|192x128)-edge.*"
+    r"|matmul_gluon_sm90\[128x256-swap-edge.*"
     r"|matmul_triton\[(nn|ragged).*"
 )
 

@@ -12,6 +12,7 @@ _FWD, _BWD = "attention_fwd_gluon_sm90", "attention_bwd_gluon_sm90"
 KNOWN_FAULTS = {
     ("3.9.0", f"{_BWD}[d256-packed-bf16-64x2]"): "spills 464 bytes",
     ("3.9.0", f"{_BWD}[d256-packed-causal-bf16-64x2]"): "spills 508 bytes",
+    ("3.9.0", "matmul_gluon_sm90[64x48-edge-fused]"): "spills 40 bytes",
     ("3.8.0", f"{_FWD}[d32-window-lengths-mask-bias-fp16]"): "spills 3504 bytes",
     ("3.8.0", f"{_FWD}[d64-packed-bias-bf16]"): "spills 136 bytes",
     ("3.8.0", "norm_fwd[n32760-layer-residual-fp32-32768x1-w32]"): "spills 56 bytes",

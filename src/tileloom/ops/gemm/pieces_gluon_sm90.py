@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from tileloom.device.compat import thread_barrier, tma_load, tma_store
+from tileloom.device.compat import reinterpret, thread_barrier, tma_load, tma_store
 from tileloom.ops.gemm.pieces_activation import activate_gluon
 
 
@@ -66,7 +66,7 @@ def as_boxes(ring, edge_desc):
     BOX: gl.constexpr = edge_desc.block_type.shape[1]
     EACH: gl.constexpr = ring.type.shape[2] // BOX * (ring.type.shape[3] // WIDTH)
     shape: gl.constexpr = stack(ring.type.shape[0] * EACH, edge_desc)
-    return ring._reinterpret(ring.dtype, shape, edge_desc.layout)
+    return reinterpret(ring, ring.dtype, shape, edge_desc.layout)
 
 
 @gluon.jit
