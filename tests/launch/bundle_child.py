@@ -93,7 +93,7 @@ def attention_arguments(variant, q, k, v, out, lse, counter, *, causal):
     band = {"left_top": most, "right_top": 0 if causal else most}
     given = {
         **{name: TensorDescriptor.from_tensor(tensors[name], boxes[name]) for name in tensors},
-        "o_ptr": out, "lse_ptr": lse, "counter": counter if causal else None,
+        "o_ptr": out, "lse_ptr": lse, "counter": counter if variant.constants["DYNAMIC"] else None,
         "scale": math.log2(math.e) / math.sqrt(dim), "heads_q": heads, "group": 1,
         "len_q": length, "len_k": length, "head_dim_8": dim // 8, "tiles": tiles,
         "heads": batch * heads, "section": batch * heads, **band,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -210,6 +211,17 @@ def test_the_cache_is_used_only_when_asked(tmp_path):
     same = ("registers", "spill_bytes", "shared_bytes", "ptxas_warnings", "occupancy", "threads")
     assert [getattr(first, name) for name in same] == [getattr(second, name) for name in same]
     assert first.cubin == second.cubin
+
+
+def test_what_another_assembler_left_in_the_cache_is_compiled_again(tmp_path):
+    """As Inductor's later TRITON_PTXAS_PATH leaves it: a newer PTX under the key of the older."""
+    pair = [(samples.SCALE, "sm_90")]
+    (first,) = compile_in_workers(pair, cache_dir=tmp_path, timeout_s=200)
+    (text,) = tmp_path.rglob("*.ptx")
+    text.write_text(re.sub(r"\.version \d+\.\d+", ".version 99.0", text.read_text()))
+    (second,) = compile_in_workers(pair, cache_dir=tmp_path, timeout_s=200)
+    assert second.error is None
+    assert (second.cached, second.registers) == (False, first.registers)
 
 
 def test_interpreter_mode_of_the_caller_does_not_reach_the_compiler(monkeypatch):

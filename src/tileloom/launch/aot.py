@@ -251,7 +251,12 @@ def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -
     log = printed.getvalue()
     cached = not _REGISTERS.search(log)
     if cached:
-        log = compat.assemble_again(compiled.asm["ptx"], options, limits_of(arch).capability)
+        try:
+            log = compat.assemble_again(compiled.asm["ptx"], options, limits_of(arch).capability)
+        except Exception:
+            # Written for another assembler: Triton reads its version for the cache's key once a
+            # process, and Inductor may set TRITON_PTXAS_PATH later.
+            return compile_aot(spec, arch)
     registers, spill_bytes, warnings = read_assembler_log(log)
     packed = {
         name: zlib.compress(text.encode() if isinstance(text, str) else text, 1)
