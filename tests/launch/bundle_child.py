@@ -88,12 +88,13 @@ def attention_arguments(variant, q, k, v, out, lse, counter, *, causal):
     batch, heads, length, dim = q.shape
     tiles = -(-length // (64 * variant.constants["CONSUMERS"]))
     most = 2 * length
+    takes = {p.name for p in variant.parameters if p.type != "constexpr"}
     tensors = {"q_desc": q, "k_desc": k, "v_desc": v, "o_desc": out}
     strides = zip(("o_batch_stride", "o_head_stride", "o_row_stride"), out.stride()[:3])
     band = {"left_top": most, "right_top": 0 if causal else most}
     given = {
         **{name: TensorDescriptor.from_tensor(tensors[name], boxes[name]) for name in tensors},
-        "o_ptr": out, "lse_ptr": lse, "counter": counter if variant.constants["DYNAMIC"] else None,
+        "o_ptr": out, "lse_ptr": lse, "counter": counter if "counter" in takes else None,
         "scale": math.log2(math.e) / math.sqrt(dim), "heads_q": heads, "group": 1,
         "len_q": length, "len_k": length, "head_dim_8": dim // 8, "tiles": tiles,
         "heads": batch * heads, "section": batch * heads, **band,
