@@ -70,13 +70,14 @@ _philox_state = _op.register(
 )
 
 
-def draw(like: torch.Tensor, count: int) -> PhiloxState:
+def draw(like: torch.Tensor, count: int, name: str = "attention") -> PhiloxState:
     """Take the seed and the offset of a call that needs `count` random numbers.
 
     Args:
         like: A tensor on the device of the call.
         count: Scores that dropout decides on: `B * Hq * Lq * Lk`; of packed sequences
             `S * Hq * max_q * max_k`.
+        name: The function that is called, for the error.
 
     Returns:
         Seed and offset, int64 without a dimension: on the CPU for a GPU in eager mode, else on the
@@ -89,7 +90,7 @@ def draw(like: torch.Tensor, count: int) -> PhiloxState:
         return _drawn(like.device)
     if isinstance(count, int) and count >= 2**63:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise OptionError(
-            f"attention: dropout needs {count} random numbers, one for each score, and the "
+            f"{name}: dropout needs {count} random numbers, one for each score, and the "
             "generator counts to 2^63. Try: bounds of the lengths (max_q, max_k) that are closer."
         )
     return _philox_state(like.detach() if like.requires_grad else like, count)

@@ -72,7 +72,8 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
      "cu_seqlens_q is a torch.sparse_coo tensor; supported: dense strided tensors. Try: cu_seq"),
     (lambda: _call(max_q=2**70), OptionError, "max_q is 1180591620717411303424; it must be"),
     (lambda: _call(max_q=np.int64(3)), OptionError, "Try: int(max_q)."),
-    (lambda: _call(dropout_p=0.5, max_q=2**31 - 1, max_k=2**31 - 1), OptionError, "2^63. Try: b"),
+    (lambda: _call(dropout_p=0.5, max_q=2**31 - 1, max_k=2**31 - 1), OptionError,
+     "attention_varlen: dropout needs"),
     (lambda: _call(bias=torch.zeros(3, 3).to_sparse()), DtypeError, "bias is a torch.sparse_coo"),
     (lambda: _call(mask=_flags(3, 3).to_sparse()), DtypeError, "mask is a torch.sparse_coo ten"),
     (lambda: _call(deterministic=True), UnknownOptionError, "Try: torch.use_deterministic_algo"),
@@ -110,7 +111,7 @@ CALLS: list[tuple[Any, type[Exception], str]] = [
 def test_a_wrong_call_gets_its_sentence(call, kind, text):
     with pytest.raises(kind) as caught:
         call()
-    assert str(caught.value).startswith(("attention_varlen: ", "attention: dropout needs"))
+    assert str(caught.value).startswith("attention_varlen: ")
     assert text in str(caught.value)
 
 

@@ -154,7 +154,8 @@ def attention_varlen(
         raise GradientError(_NO_TANGENT)
     seed, offset = None, None
     if dropout_p:
-        seed, offset = draw(q, (cu_seqlens_q.shape[0] - 1) * q.shape[1] * most_q * most_k)
+        scores = (cu_seqlens_q.shape[0] - 1) * q.shape[1] * most_q * most_k
+        seed, offset = draw(q, scores, _NAME)
     band = shown.band
     out, lse = attention_varlen_fwd(
         q,
