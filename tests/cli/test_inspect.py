@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.launch import samples
 
 import tileloom
+import tileloom.launch.bundle_build  # it keeps the compiler that it finds, which a test replaces
 from tileloom.cli import inspect
 from tileloom.cli.main import main
 from tileloom.errors import OptionError
