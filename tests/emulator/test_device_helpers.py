@@ -35,8 +35,9 @@ from tileloom.device.cluster import (
     cluster_take,
     warp_layout,
 )
-from tileloom.device.compat import thread_barrier, tma_load, tma_store
+from tileloom.device.compat import reinterpret, thread_barrier, tma_load, tma_store
 from tileloom.device.cp_async import cp_async
+from tileloom.device.mail import receive, send
 from tileloom.device.memory import (
     globaltimer,
     load_acquire,
@@ -100,6 +101,47 @@ def _copies(x_desc, out_ptr, helper: gl.constexpr):
     mbarrier.wait(bar, 0)
     tma_store(x_desc, [16, 0], buf)
     tma.store_wait(0)
+
+
+@gluon.jit
+def _views(x_desc, out_ptr, helper: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
+    buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, count=1)
+    fence_async_shared()
+    mbarrier.expect(bar, x_desc.block_type.nbytes)
+    tma_load(x_desc, [0, 0], bar, buf)
+    mbarrier.wait(bar, 0)
+    lower = helper(buf, x_desc.dtype, [2, 8, 32], x_desc.layout).index(1).load(layout)
+    rows = gl.arange(0, 8, gl.SliceLayout(1, layout))[:, None]
+    gl.store(out_ptr + rows * 32 + gl.arange(0, 32, gl.SliceLayout(0, layout))[None, :], lower)
+
+
+@gluon.jit
+def _posts(mail, full, empty):
+    for i in range(3):
+        send(mail, full, empty, i, 40 + i)
+
+
+@gluon.jit
+def _reads(mail, full, empty, out_ptr):
+    for i in range(3):
+        gl.store(out_ptr + i, receive(mail, full, empty, i).to(gl.float32))
+
+
+@gluon.jit
+def _mails(x_desc, out_ptr, helper: gl.constexpr):
+    mail = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=128)
+    thread_barrier()
+    gl.warp_specialize(
+        [(_reads, (mail, full, empty, out_ptr)), (_posts, (mail, full, empty))], [1], [32]
+    )
 
 
 @gluon.jit
@@ -293,6 +335,9 @@ CALLS = {
     "named_barrier_arrive": _named_barriers,
     "arrive_each_thread": _arrivals,
     "pin": _pins,
+    "reinterpret": _views,
+    "send": _mails,
+    "receive": _mails,
     "tma_load": _copies,
     "tma_store": _copies,
     "tma_reduce_add": _adds,
@@ -359,6 +404,8 @@ def test_helpers_do_what_they_say():
     assert out.tolist() == [1.0] * 512
     _, x, _ = launch(tma_load, _copies)
     assert torch.equal(x[16:], x[:16])
+    assert launch(reinterpret, _views)[2][:256:32].tolist() == [8.0 + row for row in range(8)]
+    assert launch(send, _mails)[2][:3].tolist() == [40.0, 41.0, 42.0]
     assert launch(stay, _stays)[2][0] == 7
     assert launch(wait_flag, _waits)[2][0] == 1
     assert launch(wait_flag_set, _waits_for_any)[2][0] == 1

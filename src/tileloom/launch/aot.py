@@ -253,9 +253,7 @@ def compile_aot(spec: KernelSpec, arch: str, *, cache_dir: Path | None = None) -
     if cached:
         try:
             log = compat.assemble_again(compiled.asm["ptx"], options, limits_of(arch).capability)
-        except Exception:
-            # Written for another assembler: Triton reads its version for the cache's key once a
-            # process, and Inductor may set TRITON_PTXAS_PATH later.
+        except Exception:  # written for another assembler: Inductor sets TRITON_PTXAS_PATH late
             return compile_aot(spec, arch)
     registers, spill_bytes, warnings = read_assembler_log(log)
     packed = {
@@ -406,12 +404,9 @@ def _source(spec: KernelSpec, arch: str) -> Any:
         for name, kind in spec.signature.items()
     }
     return compat.ast_source(
-        function,
-        gluon=spec.gluon,
-        signature=signature,
-        constexprs=spec.constexprs,
+        function, gluon=spec.gluon, signature=signature, constexprs=spec.constexprs,
         aligned=spec.aligned,
-    )
+    )  # fmt: skip
 
 
 def _check_options(spec: KernelSpec, capability: int) -> None:
