@@ -91,7 +91,7 @@ def _adds(x_desc, out_ptr, helper: gl.constexpr):
 
 
 @gluon.jit
-def _copies(x_desc, out_ptr, helper: gl.constexpr):
+def _loaded(x_desc):
     buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
     bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(bar, count=1)
@@ -99,6 +99,12 @@ def _copies(x_desc, out_ptr, helper: gl.constexpr):
     mbarrier.expect(bar, x_desc.block_type.nbytes)
     tma_load(x_desc, [0, 0], bar, buf)
     mbarrier.wait(bar, 0)
+    return buf
+
+
+@gluon.jit
+def _copies(x_desc, out_ptr, helper: gl.constexpr):
+    buf = _loaded(x_desc)
     tma_store(x_desc, [16, 0], buf)
     tma.store_wait(0)
 
@@ -106,13 +112,7 @@ def _copies(x_desc, out_ptr, helper: gl.constexpr):
 @gluon.jit
 def _views(x_desc, out_ptr, helper: gl.constexpr):
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
-    buf = gl.allocate_shared_memory(x_desc.dtype, [16, 32], x_desc.layout)
-    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(bar, count=1)
-    fence_async_shared()
-    mbarrier.expect(bar, x_desc.block_type.nbytes)
-    tma_load(x_desc, [0, 0], bar, buf)
-    mbarrier.wait(bar, 0)
+    buf = _loaded(x_desc)
     lower = helper(buf, x_desc.dtype, [2, 8, 32], x_desc.layout).index(1).load(layout)
     rows = gl.arange(0, 8, gl.SliceLayout(1, layout))[:, None]
     gl.store(out_ptr + rows * 32 + gl.arange(0, 32, gl.SliceLayout(0, layout))[None, :], lower)

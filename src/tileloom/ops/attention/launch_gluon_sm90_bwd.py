@@ -100,10 +100,9 @@ def bind_attention_bwd(
         sequences `Tq` rounded down and S blocks more; if `config.ordered` 4 bytes for each block
         of keys of each key head, and 4; a copy of dout, and of out, where TMA cannot read it (a
         last dimension that is not contiguous, strides or a base that are no multiples of 16 bytes).
-        With a bias
-        `B * Hq * Lq` and `B * Hq * ceil(Lq / 64)` more; for its gradient `B * Hq * Lk` where it is
-        the same for every query, and where it broadcasts otherwise what the portable backward
-        needs for it.
+        With a bias `B * Hq * Lq` and `B * Hq * ceil(Lq / 64)` more; for its gradient `B * Hq * Lk`
+        where it is the same for every query, and where it broadcasts otherwise what the portable
+        backward needs for it.
     """
     copied = _is_copied(dout), _is_copied(out)
     dout, out = _readable(dout, copied[0]), _readable(out, copied[1])

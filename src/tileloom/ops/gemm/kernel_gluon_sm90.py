@@ -56,10 +56,8 @@ from tileloom.ops.gemm.pieces_gluon_sm90 import (
     gather_parts,
     k_range,
     leave_part,
-    load_a,
-    load_b,
     load_bias,
-    load_edge,
+    load_part,
     load_residual,
     padded,
     rows_of_part,
@@ -100,22 +98,15 @@ def _load_steps(
         mbarrier.expect(bar, BYTES)
         k = (first + step) * BLOCK_K
         for w in gl.static_range(A_PARTS):
-            a = stage * A_PARTS + w
-            if A_EDGE > 0:
-                load_edge(a_desc, edge_desc, a_smem, a, bar, batch, row + w * WM, k,
-                          rows_of_part(A_EDGE, w, WM))  # fmt: skip
-            else:
-                load_a(a_desc, a_smem.index(a), bar, batch, row + w * WM, k, A_TRANSPOSED)
+            load_part(a_desc, edge_desc, a_smem, stage * A_PARTS + w, bar, batch, row + w * WM, k,
+                      rows_of_part(ROWS, w, WM), A_TRANSPOSED)  # fmt: skip
         for w in gl.static_range(B_PARTS):
-            b = stage * B_PARTS + w
-            if B_EDGE > 0:
-                load_edge(b_desc, edge_desc, b_smem, b, bar, batch, col + w * WN, k,
-                          rows_of_part(B_EDGE, w, WN))  # fmt: skip
-            else:
-                load_b(b_desc, b_smem.index(b), bar, batch, col + w * WN, k, B_TRANSPOSED)
+            slot = stage * B_PARTS + w
+            load_part(b_desc, edge_desc, b_smem, slot, bar, batch, col + w * WN, k,
+                      rows_of_part(COLUMNS, w, WN), not B_TRANSPOSED)  # fmt: skip
             if TAIL > 0:
-                tail = tail_smem.index(b)
-                load_b(tail_desc, tail, bar, batch, col + w * WN + FRONT, k, B_TRANSPOSED)
+                load_part(tail_desc, edge_desc, tail_smem, slot, bar, batch, col + w * WN + FRONT,
+                          k, TAIL, not B_TRANSPOSED)  # fmt: skip
         stage, phase = step_on(stage, phase, STAGES)
     return stage, phase
 

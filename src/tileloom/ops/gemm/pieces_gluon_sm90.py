@@ -35,24 +35,6 @@ def step_on(stage, phase, STAGES: gl.constexpr):
     return gl.where(is_wrapped, 0, stage + 1), gl.where(is_wrapped, phase ^ 1, phase)
 
 
-@gluon.jit
-def load_a(a_desc, smem, bar, batch, row, k, TRANSPOSED: gl.constexpr):
-    """Load a box of A, `[rows, k]`, or `[k, rows]` when A lies by columns."""
-    if TRANSPOSED:
-        tma_load(a_desc, [batch, k, row], bar, smem)
-    else:
-        tma_load(a_desc, [batch, row, k], bar, smem)
-
-
-@gluon.jit
-def load_b(b_desc, smem, bar, batch, col, k, TRANSPOSED: gl.constexpr):
-    """Load a box of B, `[k, columns]`, or `[columns, k]` when B lies by columns (a weight)."""
-    if TRANSPOSED:
-        tma_load(b_desc, [batch, col, k], bar, smem)
-    else:
-        tma_load(b_desc, [batch, k, col], bar, smem)
-
-
 @gluon.constexpr_function
 def rows_of_part(rows, part, height):
     """How many of a tile's first `rows` rows lie in one of its parts of `height` rows."""
@@ -70,15 +52,22 @@ def as_boxes(ring, edge_desc):
 
 
 @gluon.jit
-def load_edge(desc, edge_desc, ring, slot, bar, batch, row, k, ROWS: gl.constexpr):
-    """Load the first ROWS rows of a slot, by smaller boxes where these are not all."""
-    BOX: gl.constexpr = edge_desc.block_type.shape[1]
-    WIDTH: gl.constexpr = edge_desc.block_type.shape[2]
-    HEIGHT: gl.constexpr = ring.type.shape[2]
-    COLUMNS: gl.constexpr = ring.type.shape[3] // WIDTH
-    if ROWS == HEIGHT:
+def load_part(
+    desc, edge_desc, ring, slot, bar, batch, row, k, ROWS: gl.constexpr, FLIPPED: gl.constexpr
+):
+    """Load a slot of A by rows, or of B by columns, which are its rows; FLIPPED: with k first.
+
+    If not all of its rows are among the ROWS that are wanted, by the boxes of `edge_desc`.
+    """
+    if FLIPPED:
+        tma_load(desc, [batch, k, row], bar, ring.index(slot))
+    elif ROWS >= ring.type.shape[2]:
         tma_load(desc, [batch, row, k], bar, ring.index(slot))
     else:
+        BOX: gl.constexpr = edge_desc.block_type.shape[1]
+        WIDTH: gl.constexpr = edge_desc.block_type.shape[2]
+        HEIGHT: gl.constexpr = ring.type.shape[2]
+        COLUMNS: gl.constexpr = ring.type.shape[3] // WIDTH
         boxes = as_boxes(ring, edge_desc)
         for c in gl.static_range(COLUMNS):
             for r in gl.static_range(ROWS // BOX):
@@ -88,7 +77,7 @@ def load_edge(desc, edge_desc, ring, slot, bar, batch, row, k, ROWS: gl.constexp
 
 @gluon.jit
 def clear_edge(edge_desc, ring, EDGE: gl.constexpr, PARTS: gl.constexpr):
-    """Write zeros where `load_edge` leaves slots as they are, so that nothing unwritten is read.
+    """Write zeros where `load_part` leaves slots as they are, so that nothing unwritten is read.
 
     A product of such rows reaches no row that is stored, whatever they hold.
     """
